@@ -1,0 +1,64 @@
+"""The hardware file: what one machine kind can do, per GPU and per network tier."""
+
+from ir_schema.base import Record, Tier
+
+
+class AlphaBeta(Record, frozen=True, kw_only=True):
+    """Latency `alpha` [s] and inverse bandwidth `beta` [s/B] of one transfer primitive."""
+
+    alpha: float
+    beta: float
+
+
+class Tiers(Record, frozen=True, kw_only=True):
+    """One transfer primitive at each tier: inside a node, between nodes of a rack, between racks."""
+
+    intra: AlphaBeta
+    inter: AlphaBeta
+    rack: AlphaBeta
+
+    def at(self, tier: Tier) -> AlphaBeta:
+        """The parameters at `tier`."""
+        if tier == "intra":
+            return self.intra
+        return self.inter if tier == "inter" else self.rack
+
+
+class NonGemmReference(Record, frozen=True, kw_only=True):
+    """The shape (B_cal sequences of l_cal tokens) at which `nongemm_seconds` was measured."""
+
+    sequences: float
+    tokens: float
+
+
+class Provenance(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Where the numbers come from. `nominal` stays true until somebody calibrates the machine."""
+
+    name: str
+    nominal: bool = True
+    sources: dict[str, str] = {}
+    notes: str = ""
+
+
+class Hardware(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Parameters of one accelerator and its networks (`spec` names: F_peak, BW_mem, M_GPU, eps_rt, gamma_M,
+    gamma_K, c_ng with its reference shape, alpha-beta pairs).
+
+    `kernel_seconds` is the shortest time one kernel takes (cost model `megatron`; 0 ignores it).
+    `all_gather` and `reduce_scatter` default to the all-reduce parameters.
+    """
+
+    peak_flops: float
+    memory_bandwidth: float
+    memory_bytes: float
+    runtime_reserve: float = 0.1
+    gamma_M: float
+    gamma_K: float
+    nongemm_seconds: float
+    nongemm_reference: NonGemmReference
+    collective: Tiers
+    point_to_point: Tiers
+    all_gather: Tiers | None = None
+    reduce_scatter: Tiers | None = None
+    kernel_seconds: float = 0.0
+    provenance: Provenance | None = None

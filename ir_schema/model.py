@@ -1,0 +1,112 @@
+"""The architecture facts of one model that planning and running need."""
+
+from ir_schema.base import Head, Record
+
+
+class Experts(Record, frozen=True, kw_only=True):
+    """Mixture-of-experts feed-forward layers.
+
+    `routed` experts of width `ffn` of which `top_k` see each token, `shared` experts' total width,
+    and the number of leading dense layers. `skew` >= 1 multiplies expert work and received bytes.
+    """
+
+    routed: int
+    top_k: int
+    ffn: int
+    shared_ffn: int = 0
+    dense_layers: int = 0
+    skew: float = 1.0
+
+
+class LatentAttention(Record, frozen=True, kw_only=True):
+    """Multi-head latent attention (DeepSeek): ranks and head widths; `query_rank` 0 means no query compression."""
+
+    kv_rank: int
+    query_rank: int
+    nope_head: int
+    rope_head: int
+    value_head: int
+
+
+class RopeScaling(Record, frozen=True, kw_only=True):
+    """Rotary position scaling as published configs spell it (`kind`: linear, llama3, yarn)."""
+
+    kind: str
+    factor: float
+    original_positions: int | None = None
+    low_frequency_factor: float | None = None
+    high_frequency_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    attention_factor: float | None = None
+
+
+class ModelSpec(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One model of the problem.
+
+    `layers` L, `hidden` d, `ffn` d_ff, `vocabulary` V, `head` (lm: policy and reference; scalar:
+    value and reward; both: shared actor-critic), `bytes_per_parameter` s_b. The remaining fields are
+    read by cost model `megatron` and by the runtime; cost model `paper` ignores them.
+
+    `parameters` is N_m of the cost model in use and is derived: a value given in a file is checked,
+    not trusted. `head_dim` None means hidden / attention_heads; `kv_heads` None means attention_heads.
+
+    `checkpoint` is a Hugging Face checkpoint directory or `random:LABEL`: weights drawn from the run's
+    seed and the label, so that models with one label start equal (default label: the model's name).
+    """
+
+    layers: int
+    hidden: int
+    ffn: int
+    vocabulary: int
+    head: Head
+    bytes_per_parameter: int = 2
+    attention_heads: int
+    kv_heads: int | None = None
+    parameters: int | None = None
+    head_dim: int | None = None
+    gated_ffn: bool = True
+    tied_embeddings: bool = False
+    qkv_bias: bool = False
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    lm_head_bias: bool = False
+    norm: str = "rmsnorm"
+    norm_epsilon: float = 1e-5
+    qk_norm: bool = False
+    qk_norm_width: str = "head"
+    post_norms: bool = False
+    parallel_attention: bool = False
+    shared_norm: bool = False
+    attention_sinks: bool = False
+    sliding_window: int | None = None
+    full_attention_every: int | None = None
+    learned_positions: int = 0
+    max_positions: int = 0
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    activation: str = "silu"
+    experts: Experts | None = None
+    latent_attention: LatentAttention | None = None
+    family: str | None = None
+    checkpoint: str | None = None
+
+    @property
+    def query_groups(self) -> int:
+        """Number of key/value heads n_kv."""
+        return self.kv_heads if self.kv_heads is not None else self.attention_heads
+
+    @property
+    def head_width(self) -> int:
+        """Width d_h of one attention head."""
+        return self.head_dim if self.head_dim is not None else self.hidden // self.attention_heads
+
+    @property
+    def has_lm_head(self) -> bool:
+        """chi_LM: the model ends in a vocabulary projection."""
+        return self.head in ("lm", "both")
+
+    @property
+    def has_scalar_head(self) -> bool:
+        """chi_scal: the model ends in a scalar projection."""
+        return self.head in ("scalar", "both")
