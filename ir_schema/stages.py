@@ -117,7 +117,7 @@ class Microtask(Record, frozen=True, array_like=True):
 
 
 class MicrotaskSchedule(Record, frozen=True, kw_only=True):
-    """Order of microtasks per pipeline position; `second_model_reversed` as searched; `hash` identifies it."""
+    """Order of microtasks per pipeline position, and the hash that identifies it."""
 
     order: tuple[tuple[Microtask, ...], ...]
     makespan_ns: int
