@@ -19,7 +19,7 @@ class Experts(Record, frozen=True, kw_only=True):
 
 
 class LatentAttention(Record, frozen=True, kw_only=True):
-    """Multi-head latent attention (DeepSeek): ranks and head widths; `query_rank` 0 means none for queries."""
+    """Multi-head latent attention (DeepSeek): ranks and head widths; `query_rank` 0 for none."""
 
     kv_rank: int
     query_rank: int
