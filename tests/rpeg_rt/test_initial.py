@@ -1,0 +1,33 @@
+"""Initial weights are a function of seed, label, name and shape."""
+
+import numpy as np
+
+from rpeg_rt.initial import initial_label, initial_tensor
+
+
+def test_labels():
+    assert initial_label(None, "actor") == "actor"
+    assert initial_label("random:base", "actor") == "base"
+    assert initial_label("some/directory", "actor") is None
+
+
+def test_equal_by_label_and_different_otherwise():
+    name = "model.layers.0.self_attn.q_proj.weight"
+    base = initial_tensor(0, "base", name, (8, 6))
+    assert np.array_equal(base, initial_tensor(0, "base", name, (8, 6)))
+    others = [
+        initial_tensor(1, "base", name, (8, 6)),
+        initial_tensor(0, "other", name, (8, 6)),
+        initial_tensor(0, "base", name.replace("0", "1"), (8, 6)),
+    ]
+    assert all(not np.isclose(base, o).any() for o in others)
+
+
+def test_scales():
+    assert np.array_equal(initial_tensor(0, "a", "model.norm.weight", (4,)), np.ones(4))
+    assert np.array_equal(initial_tensor(0, "a", "x.q_proj.bias", (4,)), np.zeros(4))
+    w = initial_tensor(0, "a", "model.layers.0.mlp.down_proj.weight", (300, 401))
+    assert abs(w.std() * np.sqrt(401) - 1) < 0.01
+    assert abs(w.mean()) < 4 / np.sqrt(w.size * 401)
+    assert abs(initial_tensor(0, "a", "model.embed_tokens.weight", (300, 400)).std() / 0.02 - 1) < 0.01
+    assert initial_tensor(0, "a", "value_head.weight", (1, 64)).std() < 2e-3
