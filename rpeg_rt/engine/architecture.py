@@ -1,0 +1,109 @@
+"""Which models and layouts the engine executes, and the canonical tensors of a model.
+
+Pure: neither torch nor Megatron is imported. Canonical names and shapes are those of Hugging Face's
+Llama, Qwen2 and Qwen3 checkpoints; a scalar head is `value_head.weight` [1, hidden].
+"""
+
+from ir_schema.model import ModelSpec
+from ir_schema.problem import Layout
+
+FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+ROPE_SCALINGS = frozenset({"linear", "llama3"})
+
+
+class UnsupportedModelError(Exception):
+    """A model or layout that the engine cannot execute; `reasons` says all of what is missing."""
+
+    def __init__(self, reasons: list[str]) -> None:
+        self.reasons = reasons
+        super().__init__("; ".join(reasons))
+
+
+def unsupported(spec: ModelSpec, layout: Layout) -> list[str]:
+    """What of `spec` in `layout` the engine cannot execute, one sentence each; empty when all of it runs."""
+    return _unsupported_architecture(spec) + _unsupported_layout(spec, layout)
+
+
+def _unsupported_architecture(spec: ModelSpec) -> list[str]:
+    refused = {
+        "a model family other than " + ", ".join(sorted(FAMILIES)): spec.family not in (None, *FAMILIES),
+        "mixture-of-experts layers": spec.experts is not None,
+        "multi-head latent attention": spec.latent_attention is not None,
+        "a feed-forward layer without gate": not spec.gated_ffn,
+        f"activation {spec.activation} (only silu)": spec.activation != "silu",
+        f"normalisation {spec.norm} (only rmsnorm)": spec.norm != "rmsnorm",
+        "biases in the attention output": spec.attention_output_bias,
+        "biases in the feed-forward layers": spec.mlp_bias,
+        "a bias in the vocabulary projection": spec.lm_head_bias,
+        "query/key norms over all heads at once": spec.qk_norm and spec.qk_norm_width != "head",
+        "norms after attention or feed-forward": spec.post_norms,
+        "attention parallel to the feed-forward layer": spec.parallel_attention or spec.shared_norm,
+        "attention sinks": spec.attention_sinks,
+        "sliding-window attention": spec.sliding_window is not None,
+        "learned positions": spec.learned_positions > 0,
+        f"an odd head width ({spec.head_width}), which rotary positions cannot turn": spec.head_width % 2
+        == 1,
+    }
+    if spec.rope_scaling is not None:
+        kind = spec.rope_scaling.kind
+        refused[f"rotary position scaling {kind} (only linear, llama3)"] = kind not in ROPE_SCALINGS
+    return [f"the runtime does not execute {what}" for what, is_so in refused.items() if is_so]
+
+
+def _unsupported_layout(spec: ModelSpec, layout: Layout) -> list[str]:
+    tensor, pipeline = layout.tensor_parallel, layout.pipeline_parallel
+    heads, groups = spec.attention_heads, spec.query_groups
+    found = []
+    if layout.context_parallel > 1:
+        found.append("the runtime does not execute context parallelism")
+    if layout.expert_parallel > 1:
+        found.append("the runtime does not execute expert parallelism")
+    if spec.layers % pipeline:
+        found.append(f"{spec.layers} layers do not divide into {pipeline} pipeline stages of equal size")
+    if heads % groups:
+        found.append(f"{heads} attention heads do not divide into {groups} key/value heads")
+    if heads % tensor:
+        found.append(f"{heads} attention heads do not divide over {tensor} tensor-parallel ranks")
+    if spec.ffn % tensor:
+        found.append(f"feed-forward width {spec.ffn} does not divide over {tensor} tensor-parallel ranks")
+    if groups % tensor and tensor % groups:
+        found.append(
+            f"{groups} key/value heads and {tensor} tensor-parallel ranks: one must divide the other"
+        )
+    if (heads + 2 * groups) * spec.head_width % tensor:
+        found.append(f"the query/key/value projection does not divide over {tensor} tensor-parallel ranks")
+    return found
+
+
+def padded_vocabulary(spec: ModelSpec, tensor_parallel: int) -> int:
+    """V rounded up to a multiple of the tensor-parallel degree: rows of the embedding actually stored."""
+    return -(-spec.vocabulary // tensor_parallel) * tensor_parallel
+
+
+def canonical_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Names and full shapes of all tensors of the model, in the order embedding, layers, norm, heads."""
+    hidden, width = spec.hidden, spec.head_width
+    query, key = spec.attention_heads * width, spec.query_groups * width
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (spec.vocabulary, hidden)}
+    for layer in range(spec.layers):
+        prefix = f"model.layers.{layer}."
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        shapes[prefix + "input_layernorm.weight"] = (hidden,)
+        for name, rows in (("q", query), ("k", key), ("v", key)):
+            shapes[f"{attention}{name}_proj.weight"] = (rows, hidden)
+            if spec.qkv_bias:
+                shapes[f"{attention}{name}_proj.bias"] = (rows,)
+        if spec.qk_norm:
+            shapes[attention + "q_norm.weight"] = (width,)
+            shapes[attention + "k_norm.weight"] = (width,)
+        shapes[attention + "o_proj.weight"] = (hidden, query)
+        shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
+        shapes[mlp + "gate_proj.weight"] = (spec.ffn, hidden)
+        shapes[mlp + "up_proj.weight"] = (spec.ffn, hidden)
+        shapes[mlp + "down_proj.weight"] = (hidden, spec.ffn)
+    shapes["model.norm.weight"] = (hidden,)
+    if spec.has_lm_head and not spec.tied_embeddings:
+        shapes["lm_head.weight"] = (spec.vocabulary, hidden)
+    if spec.has_scalar_head:
+        shapes["value_head.weight"] = (1, hidden)
+    return shapes
