@@ -3,8 +3,8 @@
     Problem -> Configuration -> Unrolled -> Lowered -> Costed -> Scheduled -> Executable
 
 Every stage embeds the configuration it came from, so that each stage file can be resumed alone.
-Node ids are insertion order; predecessors are node ids. Times are whole nanoseconds, payloads and
-peaks whole bytes, so that a stage is the same on every platform.
+Node ids are insertion order; predecessors are node ids. Times are whole nanoseconds and peaks whole
+bytes, so that a stage is the same on every platform; the payload of a phase may be a fraction of a byte.
 """
 
 from typing import Literal
@@ -68,12 +68,13 @@ class Unrolled(Record, frozen=True, kw_only=True):
     edges: tuple[UnrolledEdge, ...]
 
 
-class Node(Record, frozen=True, kw_only=True, omit_defaults=True):
+class Node(Record, frozen=True, kw_only=True):
     """A node of the lowered graph.
 
-    `vertex` of a Comm or Reshard is the consumer it was inserted for. `allocation` is the reserved set:
-    the whole sigma of an Op, the destination of a transfer (None for a host vertex). `share` is the
-    fraction of the operator's sequences that a phase carries; `phase` counts from 1.
+    `vertex` of a Comm or Reshard is the consumer it was inserted for; of a composite, its `members`
+    joined by "+". `allocation` is the reserved set: the whole sigma of an Op, the destination of a
+    transfer (None for a host vertex). `phase` counts from 1 and is None for transfers; `src_phase` is the
+    phase of a phase-by-phase transfer. `layout` and `source_layout` are those of destination and source.
     """
 
     id: int
@@ -81,7 +82,7 @@ class Node(Record, frozen=True, kw_only=True, omit_defaults=True):
     vertex: str
     vertex_index: int
     step: int
-    phase: int = 1
+    phase: int | None = None
     phases: int = 1
     members: tuple[str, ...] = ()
     reads: dict[str, int] = {}
@@ -92,7 +93,7 @@ class Node(Record, frozen=True, kw_only=True, omit_defaults=True):
     source: str | None = None
     source_step: int | None = None
     src_phase: int | None = None
-    payload_bytes: int = 0
+    payload_bytes: int | float = 0
     allocation: Allocation | None = None
     source_allocation: Allocation | None = None
     layout: Layout | None = None
@@ -125,7 +126,7 @@ class MicrotaskSchedule(Record, frozen=True, kw_only=True):
     hash: str
 
 
-class CostedNode(Node, frozen=True, kw_only=True, omit_defaults=True):
+class CostedNode(Node, frozen=True, kw_only=True):
     """A node with its duration (whole ns) and the parts it is made of (seconds)."""
 
     time_ns: int = 0
@@ -155,7 +156,7 @@ class Costed(Record, frozen=True, kw_only=True):
     devices: dict[str, DeviceMemory]
 
 
-class ScheduledNode(CostedNode, frozen=True, kw_only=True, omit_defaults=True):
+class ScheduledNode(CostedNode, frozen=True, kw_only=True):
     """A costed node with its start and finish, its list-scheduling rank and the GPUs it reserves."""
 
     reserved: tuple[str, ...] = ()
@@ -203,7 +204,7 @@ class TemplateEdge(Record, frozen=True, kw_only=True, omit_defaults=True):
     first_step: int = 0
 
 
-class TemplateNode(CostedNode, frozen=True, kw_only=True, omit_defaults=True):
+class TemplateNode(CostedNode, frozen=True, kw_only=True):
     """One step's node. It exists at step k when k >= first_step and k + lookahead < total steps.
 
     `reads`, `writes` and `source_step` hold offsets: the version read at step k is max(0, k + reads[m]),

@@ -9,9 +9,9 @@ import abc
 from collections.abc import Sequence
 from typing import ClassVar
 
-from ir_schema.base import Record, Tier
+from ir_schema.base import Record
 from ir_schema.device import Allocation
-from ir_schema.problem import Layout, Placement, Problem, Vertex
+from ir_schema.problem import Placement, Problem, Vertex
 from ir_schema.stages import DeviceMemory, Node
 
 Parts = dict[str, float]
@@ -64,21 +64,25 @@ class CostModel(abc.ABC):
         """Parts [s] of phase `phase` (from 1) of a split operator."""
 
     @abc.abstractmethod
-    def fused(self, members: tuple[Vertex, Vertex], placement: Placement) -> FusedCost:
-        """Microtask durations and remaining terms of two training vertices fused on one placement."""
+    def fused(self, members: tuple[Vertex, Vertex], placement: Placement, second: Placement) -> FusedCost:
+        """Microtask durations and remaining terms of two training vertices fused on one allocation.
+
+        The placements of first and second differ at most in their microbatches.
+        """
 
     @abc.abstractmethod
-    def comm(self, payload_bytes: int, source: Allocation, target: Allocation, tier: Tier) -> Parts:
-        """Parts [s] of moving `payload_bytes` between allocations whose union spans `tier`."""
-
-    @abc.abstractmethod
-    def reshard(self, model: str, allocation: Allocation, source: Layout, target: Layout) -> Parts:
-        """Parts [s] of changing the layout of the weights of `model` on one allocation."""
+    def transfer(self, node: Node) -> Parts:
+        """Parts [s] of a Comm or Reshard node."""
 
     @abc.abstractmethod
     def operator_bytes(self, vertex: Vertex, placement: Placement) -> int:
         """Bytes that `vertex` alone needs on its fullest GPU (candidate filter)."""
 
     @abc.abstractmethod
-    def memory(self, plan: dict[str, Placement], nodes: Sequence[Node]) -> dict[str, DeviceMemory]:
-        """Peak of every GPU of the device space under `plan`; `nodes` is the lowered graph."""
+    def memory(
+        self, plan: dict[str, Placement], nodes: Sequence[Node]
+    ) -> list[tuple[Allocation, DeviceMemory]]:
+        """Peak of every GPU under `plan`, one entry per region of GPUs with equal contents.
+
+        `plan` lacks host vertices; `nodes` is the lowered graph. See `passes.cost.memory.regions`.
+        """
