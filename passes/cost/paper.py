@@ -55,11 +55,11 @@ class PaperCost(CostModel):
     def _head_work(m: ModelSpec) -> int:
         return 2 * m.hidden * m.vocabulary * m.has_lm_head + 2 * m.hidden * m.has_scalar_head
 
-    def _forward_work(self, m: ModelSpec, length: int) -> int:
-        """f(l): FLOPs of one sequence's forward pass."""
+    def _forward_work(self, m: ModelSpec, length: int, heads: int) -> int:
+        """FLOPs of one sequence's forward pass over `length` tokens with head work on `heads` of them."""
         d = m.hidden
         layer = length * (8 * d * d + 4 * d * m.ffn) + 4 * length * length * d
-        return m.layers * layer + length * self._head_work(m)
+        return m.layers * layer + heads * self._head_work(m)
 
     def _decode_work(self, m: ModelSpec) -> int:
         """FLOPs of all decode steps t = 1 .. L_r - 1 of one sequence."""
@@ -127,7 +127,7 @@ class PaperCost(CostModel):
         m, training = self._model(vertex), vertex.role == "training"
         mb, stages, gpus = p.microbatches, p.pipeline_parallel, p.layout.gpus
         batch = sequences / (p.data_parallel * mb)
-        work = (4 if training else 1) * sequences * self._forward_work(m, self.length)
+        work = (4 if training else 1) * sequences * self._forward_work(m, self.length, self.length)
         per_device = work / ((4 if training else 1) * gpus * mb)
         gemm = work / (gpus * self._throughput(m, p, per_device, batch, self.length))
         layers = m.layers / stages
@@ -169,7 +169,7 @@ class PaperCost(CostModel):
     def _prefill(self, vertex: Vertex, p: Placement) -> Parts:
         m, mb, stages = self._model(vertex), p.microbatches, p.pipeline_parallel
         gpus = p.layout.gpus
-        work = self.sequences * self._forward_work(m, self.lp)
+        work = self.sequences * self._forward_work(m, self.lp, 1)
         batch = self.sequences / (p.data_parallel * mb)
         gemm = work / (gpus * self._throughput(m, p, work / (gpus * mb), batch, self.lp))
         reduce = self._tensor_reduce(m, p, self.sequences * self.lp / (p.data_parallel * mb))
