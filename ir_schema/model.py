@@ -3,11 +3,22 @@
 from ir_schema.base import Head, Record
 
 
+VOCABULARY_MULTIPLE = 128
+
+
+def padded_vocabulary(vocabulary: int, tensor_parallel: int) -> int:
+    """Rows of an embedding or output projection as they are stored: padded, as Megatron does, to the next
+    multiple of 128 * P_t, so that every tensor rank holds the same number."""
+    multiple = VOCABULARY_MULTIPLE * tensor_parallel
+    return -(-vocabulary // multiple) * multiple
+
+
 class Experts(Record, frozen=True, kw_only=True):
     """Mixture-of-experts feed-forward layers.
 
-    `routed` experts of width `ffn` of which `top_k` see each token, `shared` experts' total width,
-    and the number of leading dense layers. `skew` >= 1 multiplies expert work and received bytes.
+    `routed` experts of width `ffn` of which `top_k` see each token, `shared_ffn` the total width of what
+    every token sees beside them, and the number of leading dense layers. `skew` >= 1 multiplies expert
+    work and received bytes.
     """
 
     routed: int
@@ -28,6 +39,17 @@ class LatentAttention(Record, frozen=True, kw_only=True):
     value_head: int
 
 
+class FullAttention(Record, frozen=True, kw_only=True):
+    """Shape of the full-attention layers where it differs from that of the sliding ones (Gemma 4).
+
+    `shared_projection`: values are made by the key projection, which has no counterpart of its own.
+    """
+
+    head_dim: int
+    kv_heads: int
+    shared_projection: bool = False
+
+
 class RopeScaling(Record, frozen=True, kw_only=True):
     """Rotary position scaling as published configs spell it (`kind`: linear, llama3, yarn)."""
 
@@ -46,7 +68,9 @@ class ModelSpec(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     `layers` L, `hidden` d, `ffn` d_ff, `vocabulary` V, `head` (lm: policy and reference; scalar:
     value and reward; both: shared actor-critic), `bytes_per_parameter` s_b. The remaining fields are
-    read by cost model `megatron` and by the runtime; cost model `paper` ignores them.
+    read by cost model `megatron` and by the runtime; cost model `paper` ignores them. `sliding_window`
+    holds for all layers, or with `full_attention_every` n for all but each n-th, whose shape is
+    `full_attention` where that differs. `rotary_fraction` is the part of a head that is rotated.
 
     `parameters` is N_m of the cost model in use and is derived: a value given in a file is checked,
     not trusted. `head_dim` None means hidden / attention_heads; `kv_heads` None means attention_heads.
@@ -81,9 +105,11 @@ class ModelSpec(Record, frozen=True, kw_only=True, omit_defaults=True):
     attention_sinks: bool = False
     sliding_window: int | None = None
     full_attention_every: int | None = None
+    full_attention: FullAttention | None = None
     learned_positions: int = 0
     max_positions: int = 0
     rope_theta: float = 10000.0
+    rotary_fraction: float = 1.0
     rope_scaling: RopeScaling | None = None
     activation: str = "silu"
     experts: Experts | None = None
