@@ -2,7 +2,6 @@
 
 from ir_schema.base import Head, Record
 
-
 VOCABULARY_MULTIPLE = 128
 
 
