@@ -162,7 +162,7 @@ def both_reserved_makespan(nodes: Sequence[CostedNode], order: Sequence[int]) ->
 
 
 def critical_path(nodes: Sequence[CostedNode], timeline: Timeline) -> list[int]:
-    """Node ids from start to end of the chain that determines the makespan.
+    """Node ids of the chain that determines the makespan, walked back from its end.
 
     From the node with the largest finish back: a predecessor, else a node placed earlier on a shared
     device, whose finish equals this start; the smallest insertion index among equals.
@@ -183,7 +183,7 @@ def critical_path(nodes: Sequence[CostedNode], timeline: Timeline) -> list[int]:
                 if timeline.finish[x] == begin and reserved[x] & reserved[current]
             ]
         if not before:
-            return path[::-1]
+            return path
         current = min(before)
         path.append(current)
 

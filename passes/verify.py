@@ -1,0 +1,209 @@
+"""Verify: reject a problem that has no meaning, before anything is computed from it (`01-graph`).
+
+Names come first (everything else follows references), then sizes and options, then the graph rules of
+`passes.wellformed`. All findings of a group are reported together.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import ClassVar
+
+from ir_schema.base import Record
+from ir_schema.device import all_devices
+from ir_schema.diagnostics import Diagnostic, DiagnosticError, error
+from ir_schema.problem import Problem
+from passes.base import Pass
+from passes.cost import cost_model
+from passes.wellformed import EDGE_LISTS, check
+
+
+def _known(code: str, kind: str, name: str, names: Iterable[str], path: str) -> Iterator[Diagnostic]:
+    names = list(names)
+    if name in names:
+        return
+    close = get_close_matches(name, names, n=1)
+    hint = f"did you mean `{close[0]}`?" if close else f"known: {', '.join(names) or 'none'}"
+    yield error(code, f"unknown {kind} `{name}`", path, help=hint)
+
+
+def _duplicates(kind: str, names: Iterable[str], where: str) -> Iterator[Diagnostic]:
+    first: dict[str, int] = {}
+    for i, name in enumerate(names):
+        if first.setdefault(name, i) != i:
+            yield error(
+                "E101",
+                f"{kind} `{name}` is declared twice",
+                f"{where}[{i}]",
+                f"{where}[{first[name]}]",
+                help="rename one of the two",
+            )
+
+
+def check_names(problem: Problem) -> Iterator[Diagnostic]:
+    """E101 duplicate, E102 unknown container, E103 unknown model, E104 unknown vertex, E105 unknown GPU."""
+    graph = problem.graph
+    vertices, containers = [v.name for v in graph.vertices], [c.name for c in graph.containers]
+    yield from _duplicates("vertex", vertices, "graph.vertices")
+    yield from _duplicates("container", containers, "graph.containers")
+    yield from _duplicates("trainable model", graph.trainable, "graph.trainable")
+    yield from _duplicates("input", graph.inputs, "graph.inputs")
+    yield from _duplicates("output", graph.outputs, "graph.outputs")
+
+    for i, v in enumerate(graph.vertices):
+        path = f"graph.vertices[{i}]"
+        if v.model is not None:
+            yield from _known("E103", "model", v.model, problem.models, f"{path}.model")
+        for side in ("reads", "writes"):
+            names: tuple[str, ...] = getattr(v, side)
+            yield from _duplicates(f"container of `{v.name}`", names, f"{path}.{side}")
+            for j, c in enumerate(names):
+                yield from _known("E102", "container", c, containers, f"{path}.{side}[{j}]")
+    for kind in EDGE_LISTS:
+        for i, e in enumerate(getattr(graph, kind)):
+            path = f"graph.{kind}[{i}]"
+            yield from _known("E104", "vertex", e.source, vertices, path)
+            yield from _known("E104", "vertex", e.target, vertices, path)
+            yield from _known("E102", "container", e.container, containers, path)
+    for side in ("inputs", "outputs"):
+        for i, c in enumerate(getattr(graph, side)):
+            yield from _known("E102", "container", c, containers, f"graph.{side}[{i}]")
+    for i, container in enumerate(graph.containers):
+        if container.weights_of is not None:
+            path = f"graph.containers[{i}]"
+            yield from _known("E103", "model", container.weights_of, problem.models, path)
+    for i, m in enumerate(graph.trainable):
+        yield from _known("E103", "model", m, problem.models, f"graph.trainable[{i}]")
+    for m in graph.staleness:
+        yield from _known("E103", "model", m, problem.models, f"graph.staleness.{m}")
+    for section in ("plan", "host"):
+        for name in getattr(problem, section):
+            yield from _known("E104", "vertex", name, vertices, f"{section}.{name}")
+    yield from _search_names(problem, vertices)
+
+
+def _search_names(problem: Problem, vertices: list[str]) -> Iterator[Diagnostic]:
+    for name in problem.options.fuse or ():
+        yield from _known("E104", "vertex", name, vertices, "options.fuse")
+    if problem.run is not None:
+        for m in problem.run.optimizers:
+            yield from _known("E103", "model", m, problem.models, f"run.optimizers.{m}")
+    search = problem.search
+    if search is None:
+        return
+    for m in search.staleness:
+        yield from _known("E103", "model", m, problem.models, f"search.staleness.{m}")
+    for i, pair in enumerate(search.share):
+        for m in pair or ():
+            yield from _known("E103", "model", m, problem.models, f"search.share[{i}]")
+    for i, pair in enumerate(search.fuse):
+        for name in pair or ():
+            yield from _known("E104", "vertex", name, vertices, f"search.fuse[{i}]")
+    if all(n >= 1 for n in problem.device_space):
+        devices = set(all_devices(problem.device_space))
+        for i, gpu in enumerate(search.exclude):
+            if gpu not in devices:
+                yield error(
+                    "E105",
+                    f"unknown GPU `{gpu}`",
+                    f"search.exclude[{i}]",
+                    help="GPUs are written `rack.node.gpu`, counted from 0",
+                )
+
+
+POSITIVE = {
+    "workload": ("prompts", "rollouts", "prompt_length", "response_length", "epochs", "minibatches"),
+    "hardware": ("peak_flops", "memory_bandwidth", "memory_bytes"),
+    "options": ("steps",),
+}
+POSITIVE_MODEL = ("layers", "hidden", "ffn", "vocabulary", "bytes_per_parameter", "attention_heads")
+
+
+def check_sizes(problem: Problem) -> Iterator[Diagnostic]:
+    """E303 non-positive sizes, E304 length quantiles, E305 values out of range."""
+
+    def positive(value: float, path: str) -> Iterator[Diagnostic]:
+        if not value > 0:
+            yield error("E303", f"`{path}` is {value}", path, help="it must be greater than zero")
+
+    for section, fields in POSITIVE.items():
+        for field in fields:
+            yield from positive(getattr(getattr(problem, section), field), f"{section}.{field}")
+    for name, model in problem.models.items():
+        for field in POSITIVE_MODEL:
+            yield from positive(getattr(model, field), f"models.{name}.{field}")
+        if model.kv_heads is not None:
+            yield from positive(model.kv_heads, f"models.{name}.kv_heads")
+    for axis in range(3):
+        yield from positive(problem.device_space[axis], f"device_space[{axis}]")
+    for i, c in enumerate(problem.graph.containers):
+        yield from positive(c.elements, f"graph.containers[{i}].elements")
+        yield from positive(c.bytes_each, f"graph.containers[{i}].bytes_each")
+    for name, v in problem.host.items():
+        yield from positive(v.workers, f"host.{name}.workers")
+        if not v.seconds_per_response >= 0:
+            path = f"host.{name}.seconds_per_response"
+            yield error("E303", f"`{path}` is {v.seconds_per_response}", path, help="it must not be negative")
+    if not 0 <= problem.hardware.runtime_reserve < 1:
+        yield error(
+            "E305",
+            f"`hardware.runtime_reserve` is {problem.hardware.runtime_reserve}",
+            "hardware.runtime_reserve",
+            help="it is the share of memory kept free: at least 0 and below 1",
+        )
+    yield from _check_quantiles(problem)
+
+
+def _check_quantiles(problem: Problem) -> Iterator[Diagnostic]:
+    quantiles, longest = problem.workload.length_quantiles, problem.workload.response_length
+    if not quantiles:
+        return
+    path = "workload.length_quantiles"
+    last_f, last_t = 0.0, 0
+    for i, (f, t) in enumerate(quantiles):
+        if not 0 < f <= 1:
+            yield error("E304", f"fraction {f} lies outside (0, 1]", f"{path}[{i}]", help="use 0.5 for half")
+        if f <= last_f or t <= last_t:
+            yield error(
+                "E304",
+                f"length quantile [{f}, {t}] does not lie beyond [{last_f}, {last_t}]",
+                f"{path}[{i}]",
+                help="fractions and lengths increase strictly",
+            )
+        last_f, last_t = f, t
+    if (last_f, last_t) != (1.0, longest):
+        yield error(
+            "E304",
+            f"the last length quantile is [{last_f}, {last_t}]",
+            f"{path}[{len(quantiles) - 1}]",
+            "workload.response_length",
+            help=f"end at [1.0, {longest}]: all responses have ended at the generation limit",
+        )
+
+
+def verify(problem: Problem) -> list[Diagnostic]:
+    """All errors of `problem`; empty if it is well formed."""
+    names = list(check_names(problem))
+    sizes = list(check_sizes(problem))
+    try:
+        cost_model(problem.options.cost_model)
+    except DiagnosticError as exc:
+        sizes.extend(exc.diagnostics)
+    return names + sizes if names else sizes + check(problem)
+
+
+@dataclass(frozen=True)
+class Verify(Pass[Problem, Problem]):
+    """Problem to the same problem, checked."""
+
+    name: ClassVar[str] = "verify"
+    summary: ClassVar[str] = "check names, sizes and the well-formedness of the graph"
+    source: ClassVar[type[Record]] = Problem
+    target: ClassVar[type[Record]] = Problem
+
+    def run(self, stage: Problem) -> Problem:
+        """The problem itself. Raises DiagnosticError with every finding."""
+        findings = verify(stage)
+        if findings:
+            raise DiagnosticError(findings)
+        return stage
