@@ -208,7 +208,8 @@ class TemplateNode(CostedNode, frozen=True, kw_only=True):
     """One step's node. It exists at step k when k >= first_step and k + lookahead < total steps.
 
     `reads`, `writes` and `source_step` hold offsets: the version read at step k is max(0, k + reads[m]),
-    the version written is k + writes[m], the producer's step is k + source_step. `predecessors` is unused.
+    the version written is k + writes[m], the producer's step is k + source_step. Frozen models are not in
+    `reads`: their version is always 0. `predecessors` is unused.
     """
 
     first_step: int = 0

@@ -191,12 +191,12 @@ def critical_path(nodes: Sequence[CostedNode], timeline: Timeline) -> list[int]:
 def score(
     problem: Problem, nodes: Sequence[CostedNode], timeline: Timeline, max_peak_bytes: int, both_ns: int
 ) -> Score:
-    """The figures of merit of a schedule (`02-transform`, score)."""
+    """The figures of merit of a schedule (`02-transform`, score); rates are 0 where nothing takes time."""
     workload, hardware, steps = problem.workload, problem.hardware, problem.options.steps
     makespan = timeline.makespan
     seconds = makespan * 1e-9
     limit = (1 - hardware.runtime_reserve) * hardware.memory_bytes
-    value = steps * workload.sequences * workload.total_length / seconds if makespan else math.inf
+    value = steps * workload.sequences * workload.total_length / seconds if makespan else 0.0
     mean = workload.mean_response_length
     counted = workload.response_length if problem.options.cost_model == "paper" else mean
     tokens = value * (workload.prompt_length + counted) / workload.total_length

@@ -80,7 +80,7 @@ def _template_node(index: int, seen: _Seen, steps: int, present: list[set[int]])
         **{f: getattr(node, f) for f in _PERIODIC},
         id=index,
         step=0,
-        reads={m: v - node.step for m, v in node.reads.items()} if node.kind == "Op" else {},
+        reads={m: v - node.step for m, v in node.reads.items() if v != seen.instances[0].reads[m]},
         writes={m: v - node.step for m, v in node.writes.items()},
         source_step=None if node.source_step is None else node.source_step - node.step,
         first_step=first,
