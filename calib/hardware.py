@@ -23,12 +23,12 @@ _NOT_NEGATIVE = ("gamma_M", "gamma_K", "nongemm_seconds", "kernel_seconds")
 def hardware_names() -> list[str]:
     """Names of the machines that ship with the package, sorted."""
     folder = resources.files("calib") / "hardware"
-    return sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
+    return sorted(f.name.removesuffix(".json") for f in folder.iterdir() if f.name.endswith(".json"))
 
 
 def load_hardware(name_or_path: str, directory: Path | None = None) -> Hardware:
-    """The hardware called `name_or_path`: a shipped name, or a JSON file relative to `directory` (default: the
-    working directory). A spelling with a slash or ending in `.json` is a path.
+    """The hardware called `name_or_path`: a shipped name, or a JSON file relative to `directory` (default:
+    the working directory). A spelling with a slash or ending in `.json` is a path.
 
     Raises DiagnosticError E310 (no such machine or file) or E311 (malformed or impossible).
     """
@@ -53,7 +53,7 @@ def load_hardware(name_or_path: str, directory: Path | None = None) -> Hardware:
                 "E310",
                 f"unknown hardware `{name_or_path}`",
                 "hardware",
-                help=f"{guess}shipped: {', '.join(names)}; or give the path of a hardware file (`./mine.json`)",
+                help=f"{guess}shipped: {', '.join(names)}; or give a hardware file (`./mine.json`)",
             )
         ]
     )

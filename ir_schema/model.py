@@ -25,6 +25,7 @@ class Experts(Record, frozen=True, kw_only=True):
     ffn: int
     shared_ffn: int = 0
     dense_layers: int = 0
+    router_bias: bool = False
     skew: float = 1.0
 
 
