@@ -13,16 +13,27 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ir_schema.model import ModelSpec
 from ir_schema.problem import Optimizer, Workload
-from rpeg_rt.algorithms.batch import Metrics, TrainBatch
-from rpeg_rt.engine.generation import Generation
+from rpeg_rt.algorithms.batch import TrainBatch
+from rpeg_rt.engine.alignment import align
+from rpeg_rt.engine.architecture import UnsupportedModelError, canonical_shapes, unsupported
+from rpeg_rt.engine.generation import Generation, Sampling
 from rpeg_rt.engine.groups import LayoutGroups
-from rpeg_rt.engine.sharding import Slices
+from rpeg_rt.engine.model import Model
+from rpeg_rt.engine.pipeline import Stage, response_logp, response_values, sequence_rewards
+from rpeg_rt.engine.sharding import ShardSpec, Slices, shard_map
+from rpeg_rt.engine.shim import device
+from rpeg_rt.engine.training import Loss, Trainer
 
 Kind = Literal["logp", "values", "reward"]
+
+
+class VersionError(Exception):
+    """A version of the weights was asked for that this engine does not hold."""
 
 
 @dataclass(frozen=True)
@@ -35,30 +46,13 @@ class Shard:
     tensor: Tensor
 
 
-@dataclass(frozen=True)
-class TokenOutputs:
-    """What a forward pass gives a loss function, each [n, L_r] and 0 beyond the response.
-
-    `logp` of the response tokens (None without an lm head), `values` at the positions that predict them
-    (None without a scalar head).
-    """
-
-    logp: Tensor | None
-    values: Tensor | None
-
-
-Loss = Callable[[TokenOutputs, TrainBatch], tuple[Tensor, Metrics]]
-"""Sum over the rows' response tokens of the loss, and sums of other figures."""
-
-
 class Engine:
     """A model's shard on this rank. Construction is collective over the layout's ranks.
 
     `copies` is the number of weight versions held (the ring of a serving layout: max(1, tau)); a trainable
-    engine holds one. `version` is the version of the weights in use.
+    engine holds one. `version` is the version of the weights in use. Weights are undefined until `load`
+    or a transfer into `shards` followed by `install`; a trainable engine must be loaded.
     """
-
-    version: int
 
     def __init__(
         self,
@@ -71,27 +65,112 @@ class Engine:
         copies: int = 1,
     ) -> None:
         """Raises `UnsupportedModelError` for what `rpeg_rt.engine.unsupported` lists."""
-        raise NotImplementedError
+        reasons = unsupported(spec, groups.layout)
+        if reasons:
+            raise UnsupportedModelError(reasons)
+        if trainable is not None and copies != 1:
+            raise ValueError("a trainable engine holds one version of its weights")
+        self.spec, self.groups, self.precision = spec, groups, precision
+        self.version = 0
+        self._workload, self._optimizer = workload, trainable
+        self._model = Model(spec, groups, precision, workload.total_length)
+        self._model.requires_grad_(trainable is not None)
+        self._shards = shard_map(spec, groups.layout, groups.place)
+        self._trainer: Trainer | None = None
+        self._held: list[int | None] = [None] * copies
+        self._copies = self._allocate(copies)
+
+    def _allocate(self, copies: int) -> list[dict[str, Tensor]]:
+        """Storage of each version, by parameter; zero, because padded vocabulary rows are never filled."""
+        parameters = dict(self._model.named_parameters())
+        storage = [{n: torch.zeros_like(p.data) for n, p in parameters.items()} for _ in range(copies)]
+        for name, p in parameters.items():
+            p.data = storage[0][name]
+        return storage
 
     def load(self, canonical: Callable[[str, tuple[int, ...]], Tensor], version: int = 0) -> None:
-        """Fill this rank's shards from full canonical tensors, asked for by (name, shape), one at a time."""
-        raise NotImplementedError
+        """Fill this rank's shards from full canonical tensors, asked for by (name, shape), one at a time.
+
+        Collective where the engine is trainable: its optimizer starts from these weights.
+        """
+        parts: dict[str, list[Shard]] = {}
+        for shard in self.shards(version):
+            parts.setdefault(shard.name, []).append(shard)
+        for name, shape in canonical_shapes(self.spec).items():
+            if name in parts:
+                whole = canonical(name, shape)
+                if tuple(whole.shape) != shape:
+                    raise ValueError(f"{name} has shape {tuple(whole.shape)}, the model needs {shape}")
+                for shard in parts[name]:
+                    shard.tensor.copy_(whole[shard.slices])
+        self.install(version)
+        self.use(version)
+        if self._optimizer is not None:
+            self._trainer = Trainer(self._model, self._optimizer)
 
     def shards(self, version: int | None = None) -> list[Shard]:
         """Views of the local storage that holds, or in a ring will hold, `version` (default: in use)."""
-        raise NotImplementedError
+        slot = self._slot(self.version if version is None else version)
+        if self._optimizer is not None:  # The optimizer has moved the parameters into its own buffer.
+            storage = {n: p.data for n, p in self._model.named_parameters()}
+        else:
+            storage = self._copies[slot]
+        return [_view(s, storage[s.parameter]) for s in self._shards]
 
     def install(self, version: int) -> None:
         """Declare that the storage of `version` has been filled (by a transfer into `shards(version)`)."""
-        raise NotImplementedError
+        self._held[self._slot(version)] = version
 
     def use(self, version: int) -> None:
         """Make `version` the one that scores and generates. Raises `VersionError` if it is not held."""
-        raise NotImplementedError
+        slot = self._slot(version)
+        if self._held[slot] != version:
+            raise VersionError(f"version {version} is not held, but {self.versions}")
+        if self._optimizer is None:
+            for name, p in self._model.named_parameters():
+                p.data = self._copies[slot][name]
+        self.version = version
 
+    @property
+    def versions(self) -> list[int]:
+        """The versions held, ascending."""
+        return sorted(v for v in self._held if v is not None)
+
+    def _slot(self, version: int) -> int:
+        return version % len(self._held)
+
+    @torch.no_grad()
     def score(self, tokens: Tensor, microbatches: int, kind: Kind, temperature: float = 1.0) -> Tensor:
-        """Teacher-forced log-probabilities or values [n, L_r], or sequence rewards [n]. Collective."""
-        raise NotImplementedError
+        """Teacher-forced log-probabilities or values [n, L_r], or sequence rewards [n]. Collective.
+
+        Log-probabilities are those of softmax(logits / temperature); values stand at the positions that
+        predict each response token, a reward at the last token. `tokens` are the replica's rows.
+        """
+        tokens = tokens.to(device())
+        shape = (len(tokens),) if kind == "reward" else (len(tokens), self._workload.response_length)
+        result = torch.zeros(shape, dtype=self.precision, device=device())
+        if len(tokens):
+            parts = tokens.tensor_split(min(microbatches, len(tokens)))
+            aligned = [align(part, self._workload.prompt_length) for part in parts]
+            stage = Stage(self._model, aligned)
+            outputs = []
+            for i, rows in enumerate(aligned):
+                hidden = stage.forward(i, training=False)
+                if hidden is None:
+                    continue
+                if kind == "logp":
+                    outputs.append(response_logp(self._model, hidden, rows, temperature))
+                elif kind == "values":
+                    outputs.append(response_values(self._model, hidden, rows))
+                else:
+                    outputs.append(sequence_rewards(self._model, hidden, rows))
+            stage.finish()
+            if outputs:
+                torch.cat(outputs, out=result)
+        stages = self.groups.layout.pipeline_parallel
+        if stages > 1:
+            dist.broadcast(result, self.groups.stage_rank(stages - 1), group=self.groups.collection.pp)
+        return result
 
     def start_generation(
         self,
@@ -106,21 +185,37 @@ class Engine:
         eos: int | None,
         microbatches: int,
     ) -> Generation:
-        """Begin R rollouts of each prompt of this replica. Collective over the replica.
+        """Begin R rollouts of each prompt of this replica, with the weights in use now.
 
-        `prompts` int32 [n, L_p], left-padded with -1; `indices` their positions within the step. See
-        `Generation.run_until`.
+        `prompts` int32 [n, L_p], left-padded with -1; `indices` their positions within the step. The work
+        is done by `Generation.run_until`, which is collective over the replica.
         """
-        raise NotImplementedError
+        sampling = Sampling(seed, step, temperature, top_p, eos)
+        length = self._workload.response_length
+        return Generation(self._model, prompts, indices, rollouts, length, sampling, microbatches)
 
-    def train_minibatch(self, batch: TrainBatch, loss: Loss, microbatches: int) -> dict[str, float]:
+    def train_minibatch(
+        self, batch: TrainBatch, loss: Loss, microbatches: int, temperature: float = 1.0
+    ) -> dict[str, float]:
         """One optimizer step on a minibatch, of which `batch` holds this replica's rows (maybe none).
 
         The loss and all metrics are divided by the minibatch's response tokens over all replicas. Returns
-        the metrics with `loss`, `gradient_norm` and `learning_rate`, equal on all ranks. Collective.
+        `gradient_norm` and `learning_rate`, and on ranks of the last pipeline stage `loss` and the loss
+        function's metrics, equal on all of them. Raises `NumericError`, on all ranks, where a gradient
+        is not finite. Collective.
         """
-        raise NotImplementedError
+        if self._trainer is None:
+            raise ValueError("the engine is not trainable, or its weights have not been loaded")
+        return self._trainer.step(batch, loss, microbatches, self._workload.prompt_length, temperature)
 
     def finish_version(self) -> int:
         """The training operator is done: its weights are the next version, whose number is returned."""
-        raise NotImplementedError
+        self.version += 1
+        self._held = [self.version]
+        return self.version
+
+
+def _view(spec: ShardSpec, parameter: Tensor) -> Shard:
+    size = spec.shape[spec.axis]
+    view = parameter.narrow(spec.axis, spec.start, size)
+    return Shard(spec.name, spec.global_shape, spec.slices, view)

@@ -8,13 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch.distributed as dist
+
 from ir_schema.problem import Layout
-from rpeg_rt.engine.sharding import Position
+from rpeg_rt.engine.sharding import Position, position_of
+from rpeg_rt.engine.shim import ProcessGroupCollection
+
+_created: dict[tuple[int, ...], dist.ProcessGroup] = {}
+_layouts: dict[tuple[tuple[int, ...], Layout], "LayoutGroups"] = {}
 
 
 @dataclass(frozen=True)
 class LayoutGroups:
-    """A layout on `ranks`; `collection` and `position` are None on a rank that is not a member."""
+    """A layout on `ranks`; `collection` and `position` are None on a rank that is not a member.
+
+    `ranks[i]` stands at `position_of(i, layout)`.
+    """
 
     ranks: tuple[int, ...]
     layout: Layout
@@ -26,10 +36,95 @@ class LayoutGroups:
         """Whether this rank takes part."""
         return self.position is not None
 
+    @property
+    def place(self) -> Position:
+        """This rank's position; an error on a rank that is not a member."""
+        if self.position is None:
+            raise ValueError(f"rank {dist.get_rank()} is not one of {self.ranks}")
+        return self.position
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether this rank embeds tokens."""
+        return self.place.pipeline == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank computes logits and values."""
+        return self.place.pipeline == self.layout.pipeline_parallel - 1
+
+    def stage_rank(self, stage: int) -> int:
+        """Global rank of another pipeline stage of this rank's replica and tensor index."""
+        grid = self._grid
+        return int(grid[stage, self.place.data, self.place.tensor])
+
+    @property
+    def _grid(self) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        shape = self.layout.pipeline_parallel, self.layout.data_parallel, self.layout.tensor_parallel
+        return np.asarray(self.ranks).reshape(shape)
+
 
 def make_layout(ranks: Sequence[int], layout: Layout) -> LayoutGroups:
     """Process groups of `layout` on `ranks`, created once per distinct (ranks, layout).
 
     Collective over the whole world: every rank makes the same calls in the same order, members or not.
+    Layouts share groups of equal ranks.
     """
-    raise NotImplementedError
+    key = (tuple(ranks), layout)
+    if key not in _layouts:
+        if len(set(ranks)) != layout.gpus:
+            raise ValueError(f"a layout of {layout.gpus} ranks was given ranks {list(ranks)}")
+        _layouts[key] = _make(key[0], layout)
+    return _layouts[key]
+
+
+def _make(ranks: tuple[int, ...], layout: Layout) -> LayoutGroups:
+    pipeline, data, tensor = layout.pipeline_parallel, layout.data_parallel, layout.tensor_parallel
+    grid = np.asarray(ranks).reshape(pipeline, data, tensor)
+    cuts = {
+        "tp": grid.reshape(-1, tensor),
+        "pp": grid.reshape(pipeline, -1).T,
+        "dp": grid.transpose(0, 2, 1).reshape(-1, data),
+        "mp": grid.transpose(1, 0, 2).reshape(data, -1),
+        "tp_dp": grid.reshape(pipeline, -1),
+        "all": grid.reshape(1, -1),
+        "self": grid.reshape(-1, 1),
+    }
+    if pipeline > 1:
+        cuts["embd"] = grid[[0, -1]].reshape(2, -1).T
+    mine = {name: _own_group(rows.tolist()) for name, rows in cuts.items()}
+    if dist.get_rank() not in ranks:
+        return LayoutGroups(ranks, layout, None, None)
+    collection = ProcessGroupCollection(
+        tp=mine["tp"],
+        pp=mine["pp"],
+        mp=mine["mp"],
+        dp=mine["dp"],
+        dp_cp=mine["dp"],
+        intra_dp_cp=mine["dp"],
+        cp=mine["self"],
+        tp_cp=mine["tp"],
+        tp_dp_cp=mine["tp_dp"],
+        embd=mine.get("embd"),
+        pos_embd=None,
+        ep=mine["self"],
+        expt_tp=mine["tp"],
+        tp_ep=mine["tp"],
+        tp_ep_pp=mine["mp"],
+        expt_dp=mine["dp"],
+        intra_expt_dp=mine["dp"],
+        intra_dist_opt=mine["all"],
+    )
+    return LayoutGroups(ranks, layout, position_of(ranks.index(dist.get_rank()), layout), collection)
+
+
+def _own_group(rows: list[list[int]]) -> dist.ProcessGroup | None:
+    """Create a group per row of ranks (in the given order of ranks); return the one this rank is in."""
+    own = None
+    for row in rows:
+        key = tuple(row)
+        if key not in _created:
+            _created[key] = dist.new_group(row, sort_ranks=False)
+        if dist.get_rank() in row:
+            own = _created[key]
+    return own

@@ -1,0 +1,289 @@
+"""This rank's part of a model, composed of Megatron-Core's transformer blocks.
+
+Embedding, decoder and heads are put together here instead of in Megatron's GPTModel, because a scalar head,
+both heads on one backbone and logits of response tokens alone do not exist there. Attention is plain
+scaled-dot-product attention and always causal: sequences are left-aligned, so padding is only ever behind.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from ir_schema.model import ModelSpec
+from rpeg_rt.engine.architecture import padded_vocabulary
+from rpeg_rt.engine.groups import LayoutGroups
+from rpeg_rt.engine.shim import (
+    ColumnParallelLinear,
+    MegatronModule,
+    RowParallelLinear,
+    TransformerBlock,
+    TransformerBlockSubmodules,
+    TransformerConfig,
+    VocabParallelEmbedding,
+    attention,
+    device,
+    get_gpt_layer_local_spec,
+    mappings,
+    set_tensor_model_parallel_attributes,
+)
+
+
+class RMSNorm(torch.nn.Module):
+    """x / rms(x) * weight, computed in at least float32."""
+
+    def __init__(self, config: Any, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = torch.nn.Parameter(torch.empty(hidden_size, dtype=config.params_dtype, device=device()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return rms_norm(x, self.weight, self.eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square normalisation of the last dimension, in at least float32."""
+    if x.dtype in (torch.float32, torch.float64):
+        return F.rms_norm(x, weight.shape, weight, eps)
+    return F.rms_norm(x.float(), weight.shape, None, eps).to(x.dtype) * weight
+
+
+class CausalAttention(torch.nn.Module):
+    """Megatron's core attention slot: [s, b, heads, d] to [s, b, heads * d], causal."""
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__()
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Attention over all earlier positions; key and value may have fewer heads than query."""
+        q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.size(1) != k.size(1))
+        return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
+
+
+class SelfAttention(attention.SelfAttention):
+    """Megatron's self-attention where tensor ranks outnumber key/value heads.
+
+    Megatron then gathers the projections over the global tensor-parallel group and asks for its global
+    rank; both answers are given from this model's own group.
+    """
+
+    def get_query_key_value_tensors(self, *args: Any, **kwargs: Any) -> Any:
+        """Query, key and value heads of this rank."""
+        if self.config.num_query_groups >= self.world_size:
+            return super().get_query_key_value_tensors(*args, **kwargs)
+        group = self.pg_collection.tp
+        names = ("all_gather_last_dim_from_tensor_parallel_region", "get_tensor_model_parallel_rank")
+        saved = {name: getattr(attention, name) for name in names}
+        setattr(attention, names[0], lambda x: getattr(mappings, names[0])(x, group=group))
+        setattr(attention, names[1], group.rank)
+        try:
+            return super().get_query_key_value_tensors(*args, **kwargs)
+        finally:
+            for name, function in saved.items():
+                setattr(attention, name, function)
+
+
+class ScalarHead(torch.nn.Module):
+    """Projection of hidden states to one number; replicated over tensor ranks."""
+
+    def __init__(self, hidden: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(1, hidden, dtype=dtype, device=device()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., hidden] to [...]."""
+        return F.linear(x, self.weight).squeeze(-1)
+
+
+def transformer_config(spec: ModelSpec, groups: LayoutGroups, precision: torch.dtype) -> Any:
+    """Megatron's configuration of the model. Gradients are sums over tokens, not means over replicas."""
+    return TransformerConfig(
+        num_layers=spec.layers,
+        hidden_size=spec.hidden,
+        num_attention_heads=spec.attention_heads,
+        num_query_groups=spec.query_groups,
+        kv_channels=spec.head_width,
+        ffn_hidden_size=spec.ffn,
+        normalization="RMSNorm",
+        layernorm_epsilon=spec.norm_epsilon,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        add_qkv_bias=spec.qkv_bias,
+        qk_layernorm=spec.qk_norm,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        params_dtype=precision,
+        pipeline_dtype=precision,
+        bf16=precision == torch.bfloat16,
+        tensor_model_parallel_size=groups.layout.tensor_parallel,
+        pipeline_model_parallel_size=groups.layout.pipeline_parallel,
+        perform_initialization=False,
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        calculate_per_token_loss=True,
+    )
+
+
+class Model(MegatronModule):  # type: ignore[misc]
+    """One rank's stage and tensor shard: embedding on the first stage, heads on the last.
+
+    Parameters are named as `rpeg_rt.engine.sharding` says and are left uninitialised.
+    """
+
+    def __init__(self, spec: ModelSpec, groups: LayoutGroups, precision: torch.dtype, positions: int) -> None:
+        config = transformer_config(spec, groups, precision)
+        super().__init__(config)
+        self.spec, self.groups = spec, groups
+        # The next three are what Megatron's reduction of tied embeddings' gradients asks a model for.
+        self.pre_process, self.post_process = groups.is_first_stage, groups.is_last_stage
+        self.share_embeddings_and_output_weights = spec.has_lm_head and spec.tied_embeddings
+        tensor = groups.layout.tensor_parallel
+        vocabulary = padded_vocabulary(spec, tensor)
+        tp = groups.collection.tp
+        if self.pre_process:
+            self.embedding = VocabParallelEmbedding(
+                vocabulary, spec.hidden, init_method=None, config=config, tp_group=tp
+            )
+        self.decoder = _decoder(spec, groups, config)
+        self.lm_head = self.value_head = None
+        if self.post_process and spec.has_lm_head:
+            tied_here = self.pre_process and spec.tied_embeddings
+            self.lm_head = ColumnParallelLinear(
+                spec.hidden,
+                vocabulary,
+                config=config,
+                init_method=None,
+                bias=False,
+                skip_weight_param_allocation=tied_here,
+                tp_group=tp,
+            )
+        if self.post_process and spec.has_scalar_head:
+            self.value_head = ScalarHead(spec.hidden, precision)
+        self.register_buffer("rotary", rotary_table(spec, positions).to(device()), persistent=False)
+        self._mark_parameters()
+
+    def _mark_parameters(self) -> None:
+        """Set what Megatron sets when it initialises: which parameters are not replicas of each other."""
+        for module in self.modules():
+            if isinstance(module, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding):
+                axis = 1 if isinstance(module, RowParallelLinear) else 0
+                if module.weight is not None and not hasattr(module.weight, "tensor_model_parallel"):
+                    set_tensor_model_parallel_attributes(module.weight, True, axis, 1)
+        if self.share_embeddings_and_output_weights and self.post_process and not self.pre_process:
+            self.lm_head.weight.shared = True
+
+    def shared_embedding_or_output_weight(self) -> Tensor:
+        """The tied weight of an end stage."""
+        weight: Tensor = self.embedding.weight if self.pre_process else self.lm_head.weight
+        return weight
+
+    def output_weight(self) -> Tensor:
+        """This rank's rows of the vocabulary projection (last stage)."""
+        if self.lm_head is None:
+            raise ValueError("the model has no vocabulary projection")
+        weight: Tensor | None = self.lm_head.weight
+        return self.shared_embedding_or_output_weight() if weight is None else weight
+
+    def forward(self, tokens: Tensor, received: Tensor | None) -> Tensor:
+        """Hidden states [s, b, h] of left-aligned `tokens` [b, s]; `received` is the earlier stage's."""
+        embedded = self.embedding(tokens).transpose(0, 1).contiguous() if self.pre_process else None
+        if not self.pre_process:
+            self.decoder.set_input_tensor(received)
+        hidden: Tensor = self.decoder(
+            hidden_states=embedded, attention_mask=None, rotary_pos_emb=self.rotary[: tokens.size(1)]
+        )
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """This rank's part of the logits: [n, h] to [n, V_padded / P_t], -inf where padded."""
+        weight = self.output_weight() if self.lm_head.weight is None else None
+        logits: Tensor = self.lm_head(hidden, weight=weight)[0]
+        rows = logits.size(-1)
+        real = self.spec.vocabulary - self.groups.place.tensor * rows
+        if real >= rows:
+            return logits
+        padding = torch.arange(rows, device=logits.device) >= real
+        return logits.masked_fill(padding, -math.inf)
+
+
+def _decoder(spec: ModelSpec, groups: LayoutGroups, config: Any) -> Any:
+    layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=spec.qk_norm)
+    layer.submodules.input_layernorm = RMSNorm
+    layer.submodules.pre_mlp_layernorm = RMSNorm
+    layer.submodules.self_attention.module = SelfAttention
+    inner = layer.submodules.self_attention.submodules
+    inner.core_attention = CausalAttention
+    if spec.qk_norm:
+        inner.q_layernorm = inner.k_layernorm = RMSNorm
+    stages = groups.layout.pipeline_parallel
+    return TransformerBlock(
+        config,
+        TransformerBlockSubmodules(layer_specs=[layer] * (spec.layers // stages), layer_norm=RMSNorm),
+        pre_process=groups.is_first_stage,
+        post_process=groups.is_last_stage,
+        pg_collection=groups.collection,
+    )
+
+
+def rotary_table(spec: ModelSpec, positions: int) -> Tensor:
+    """Rotation angles [positions, 1, 1, d_h] in float32, scaled as published configs say."""
+    width = spec.head_width
+    frequency = 1.0 / spec.rope_theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
+    scaling = spec.rope_scaling
+    if scaling is not None and scaling.kind == "linear":
+        frequency = frequency / scaling.factor
+    elif scaling is not None:
+        low, high = scaling.low_frequency_factor or 1.0, scaling.high_frequency_factor or 4.0
+        original = scaling.original_positions or 8192
+        turns = original * frequency / (2 * math.pi)
+        smooth = ((turns - low) / (high - low)).clamp(0, 1)
+        frequency = (1 - smooth) * frequency / scaling.factor + smooth * frequency
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequency)
+    return torch.cat([angles, angles], dim=-1)[:, None, None, :]
+
+
+class _TokenLogProbability(torch.autograd.Function):
+    """log softmax(logits)[target] for logits cut along the vocabulary; the group's ranks all get it."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, group: Any) -> Tensor:
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        highest = wide.amax(-1)
+        parallel = group.size() > 1 and wide.size(0) > 0
+        if parallel:
+            dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
+        shifted = wide - highest[:, None]
+        exponent = shifted.exp()
+        local = target - group.rank() * logits.size(-1)
+        elsewhere = (local < 0) | (local >= logits.size(-1))
+        local = local.masked_fill(elsewhere, 0)
+        chosen = shifted.gather(-1, local[:, None])[:, 0].masked_fill(elsewhere, 0.0)
+        sums = torch.stack([exponent.sum(-1), chosen])
+        if parallel:
+            dist.all_reduce(sums, group=group)
+        ctx.save_for_backward(exponent / sums[0][:, None], local, elsewhere)
+        ctx.dtype = logits.dtype
+        return sums[1] - sums[0].log()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        softmax, local, elsewhere = ctx.saved_tensors
+        (gradient,) = gradients
+        result = -softmax * gradient[:, None]
+        result.scatter_add_(-1, local[:, None], gradient.masked_fill(elsewhere, 0.0)[:, None])
+        return result.to(ctx.dtype), None, None
+
+
+def token_logp(logits: Tensor, target: Tensor, group: Any) -> Tensor:
+    """Log-probabilities [n] of `target` [n] under vocabulary-parallel `logits` [n, V_padded / P_t].
+
+    Megatron's own cross-entropy uses the global tensor-parallel group.
+    """
+    result: Tensor = _TokenLogProbability.apply(logits, target, group)
+    return result

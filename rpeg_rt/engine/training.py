@@ -1,0 +1,208 @@
+"""Optimizer steps: gradients through the pipeline, their reduction, clipping and AdamW.
+
+Gradients are accumulated and sharded over replicas by Megatron's data parallelism and distributed
+optimizer. A minibatch's loss is a sum over its response tokens divided by their number over all replicas,
+so neither microbatches nor replicas can be seen in the result. The gradient norm is taken over the whole
+model in the precision of the gradients' sum (Megatron's own is in single precision).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ir_schema.problem import Optimizer
+from rpeg_rt.algorithms.batch import Metrics, TrainBatch
+from rpeg_rt.engine.alignment import align
+from rpeg_rt.engine.model import Model
+from rpeg_rt.engine.pipeline import Stage, one_forward_one_backward, response_logp, response_values
+from rpeg_rt.engine.shim import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    OptimizerConfig,
+    device,
+    finalize_model_grads,
+    get_megatron_optimizer,
+    optimizer_construction,
+)
+
+
+class NumericError(Exception):
+    """A loss or gradient is not finite; the weights were left as they were."""
+
+
+@dataclass(frozen=True)
+class TokenOutputs:
+    """What a forward pass gives a loss function, each [n, L_r] and 0 beyond the response.
+
+    `logp` of the response tokens (None without an lm head), `values` at the positions that predict them
+    (None without a scalar head).
+    """
+
+    logp: Tensor | None
+    values: Tensor | None
+
+
+Loss = Callable[[TokenOutputs, TrainBatch], tuple[Tensor, Metrics]]
+"""Sum over the rows' response tokens of the loss, and sums of other figures, for some rows."""
+
+
+class Trainer:
+    """Gradient buffers and optimizer state of one model. Construction is collective over its ranks.
+
+    The model's weights must be loaded before: they are copied.
+    """
+
+    def __init__(self, model: Model, optimizer: Optimizer) -> None:
+        self._model, self._settings = model, optimizer
+        self._groups, self._collection = model.groups, model.groups.collection
+        self.steps = 0
+        low = model.config.params_dtype == torch.bfloat16
+        data = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=low, use_distributed_optimizer=True, overlap_grad_reduce=False
+        )
+        self._parallel = DistributedDataParallel(model.config, data, model, pg_collection=self._collection)
+        config = OptimizerConfig(
+            optimizer="adam",
+            lr=optimizer.learning_rate,
+            weight_decay=optimizer.weight_decay,
+            clip_grad=0.0,
+            adam_beta1=optimizer.beta1,
+            adam_beta2=optimizer.beta2,
+            adam_eps=optimizer.epsilon,
+            use_distributed_optimizer=True,
+            bf16=low,
+        )
+        with optimizer_construction(model.parameters(), self._collection.intra_dist_opt):
+            chained = get_megatron_optimizer(
+                config,
+                [self._parallel],
+                config_overrides={},
+                use_gloo_process_groups=False,
+                pg_collection=self._collection,
+            )
+        (self._optimizer,) = chained.chained_optimizers
+
+    def step(
+        self, batch: TrainBatch, loss: Loss, microbatches: int, prompt_length: int, temperature: float
+    ) -> dict[str, float]:
+        """One step on this replica's rows of a minibatch (see `Engine.train_minibatch`)."""
+        self._parallel.zero_grad_buffer()
+        tokens = torch.stack([batch.mask.sum(dtype=torch.float64)]).to(device())
+        dist.all_reduce(tokens, group=self._collection.dp)
+        sums = self._gradients(
+            _split(batch, microbatches), batch, loss, prompt_length, temperature, max(float(tokens[0]), 1.0)
+        )
+        finalize_model_grads([self._parallel], None, pg_collection=self._collection)
+        metrics = self._reduced(sums, max(float(tokens[0]), 1.0))
+        metrics["gradient_norm"] = self._clipped_norm()
+        metrics["learning_rate"] = self._set_learning_rate()
+        self._optimizer.step_with_ready_grads()
+        self.steps += 1
+        return metrics
+
+    def _gradients(
+        self,
+        parts: Sequence[TrainBatch],
+        batch: TrainBatch,
+        loss: Loss,
+        prompt_length: int,
+        temperature: float,
+        tokens: float,
+    ) -> Metrics:
+        """Accumulate gradients over the microbatches; on the last stage, sums of the metrics."""
+        groups, model = self._groups, self._model
+        aligned = [align(p.tokens, prompt_length) for p in parts]
+        stage = Stage(model, aligned)
+        losses: dict[int, Tensor] = {}
+        sums: Metrics = {}
+        order = one_forward_one_backward(groups.place.pipeline, groups.layout.pipeline_parallel, len(parts))
+        for task in order:
+            i = task.microbatch
+            if task.direction == "B":
+                stage.backward(i, losses.pop(i, None))
+                continue
+            hidden = stage.forward(i, training=True)
+            if hidden is not None:
+                logp = values = None
+                if model.lm_head is not None:
+                    logp = response_logp(model, hidden, aligned[i], temperature)
+                if model.value_head is not None:
+                    values = response_values(model, hidden, aligned[i])
+                total, metrics = loss(TokenOutputs(logp, values), parts[i])
+                losses[i] = total / tokens
+                _add(sums, {"loss": total, **metrics})
+        stage.finish()
+        if not parts and groups.is_last_stage:
+            # A replica without rows still takes part in the reduction, so it needs the metrics' names.
+            empty = torch.zeros(batch.mask.shape, dtype=model.config.params_dtype, device=device())
+            logp = None if model.lm_head is None else empty
+            values = None if model.value_head is None else empty
+            total, metrics = loss(TokenOutputs(logp, values), batch)
+            _add(sums, {"loss": total, **metrics})
+        return sums
+
+    def _reduced(self, sums: Metrics, tokens: float) -> dict[str, float]:
+        """Sums over all replicas, divided by the tokens; nothing but on the last stage."""
+        if not self._groups.is_last_stage:
+            return {}
+        values = torch.stack(list(sums.values())).to(device())
+        dist.all_reduce(values, group=self._collection.dp)
+        return dict(zip(sums, (values / tokens).tolist(), strict=True))
+
+    def _clipped_norm(self) -> float:
+        """Scale the gradients to the permitted norm; return the norm before, of the whole model."""
+        shards = self._shard_gradients()
+        squares = torch.zeros(1, dtype=torch.float64, device=device())
+        for gradient in self._optimizer.get_main_grads_for_grad_norm():
+            squares += gradient.double().square().sum()
+        dist.all_reduce(squares, group=self._collection.intra_dist_opt)
+        norm = float(squares.sqrt())
+        if not torch.isfinite(squares).all():
+            raise NumericError(f"the gradient norm is {norm}")
+        scale = self._settings.max_gradient_norm / (norm + 1e-6)
+        if scale < 1.0:
+            for shard in shards:
+                shard.grad.mul_(scale)
+        return norm
+
+    def _shard_gradients(self) -> list[Any]:
+        """Give each of the optimizer's parameter shards its part of the reduced gradient.
+
+        Megatron's own `prepare_grads` would pass float64 through single precision.
+        """
+        optimizer = self._optimizer
+        models = optimizer.model_float16_groups + optimizer.model_fp32_groups
+        mains = optimizer.shard_fp32_from_float16_groups + optimizer.shard_fp32_groups
+        pairs = [pair for group in zip(models, mains, strict=True) for pair in zip(*group, strict=True)]
+        for parameter, shard in pairs:
+            part = optimizer._get_model_param_range_map(parameter)["param"]
+            shard.grad = parameter.main_grad.view(-1)[part.start : part.end].to(shard.dtype)
+        return [shard for _, shard in pairs]
+
+    def _set_learning_rate(self) -> float:
+        """Linear warm-up: optimizer step i of W runs at i / W of the learning rate."""
+        settings = self._settings
+        rate = settings.learning_rate * min(1.0, (self.steps + 1) / max(1, settings.warmup_steps))
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+
+def _split(batch: TrainBatch, microbatches: int) -> list[TrainBatch]:
+    """Contiguous blocks of rows of nearly equal size, without empty ones."""
+    count = min(microbatches, len(batch))
+    if count <= 1:
+        return [batch] if count else []
+    bounds = [len(batch) * i // count for i in range(count + 1)]
+    return [batch.select(slice(*pair)) for pair in pairwise(bounds)]
+
+
+def _add(sums: Metrics, more: dict[str, Any]) -> None:
+    for name, value in more.items():
+        wide = value.detach().double()
+        sums[name] = sums[name] + wide if name in sums else wide
