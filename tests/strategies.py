@@ -184,9 +184,7 @@ def placements(draw: st.DrawFn, space: tuple[int, int, int]) -> Placement:
     extent = tuple(draw(st.sampled_from([d for d in (1, 2, 4) if n % d == 0])) for n in space)
     origin = tuple(draw(st.integers(0, n // e - 1)) * e for n, e in zip(space, extent, strict=True))
     gpus = extent[0] * extent[1] * extent[2]
-    layouts = [
-        (d, p, gpus // (d * p)) for d in (1, 2, 4, 8) for p in (1, 2, 4) if gpus % (d * p) == 0
-    ]
+    layouts = [(d, p, gpus // (d * p)) for d in (1, 2, 4, 8) for p in (1, 2, 4) if gpus % (d * p) == 0]
     dp, pp, tp = draw(st.sampled_from(layouts))
     return Placement(
         origin=origin,

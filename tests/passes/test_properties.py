@@ -162,7 +162,8 @@ def test_the_template_says_what_lowering_says(configuration):
 
         expected = {(label(n), frozenset(label(nodes[p]) for p in n.predecessors)) for n in nodes}
         actual = {
-            ((*names[i], k), frozenset((*names[j], l) for j, l in before)) for (i, k), before in graph.items()
+            ((*names[i], k), frozenset((*names[j], before_k) for j, before_k in before))
+            for (i, k), before in graph.items()
         }
         assert len(nodes) == len(graph)
         assert actual == expected

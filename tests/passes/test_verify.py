@@ -1,0 +1,150 @@
+"""Every well-formedness rule is broken once, and only its own diagnostic appears."""
+
+import msgspec
+import pytest
+
+from ir_schema.problem import Container, Edge, SearchSpace, Verifier, Vertex
+from passes.verify import verify
+from tests.passes.test_cases import CASES, load
+
+replace = msgspec.structs.replace
+BASE = load(CASES / "decided" / "05-ppo-partial-overlap.json")[0].problem
+
+
+def graph(problem, **changes):
+    return replace(problem, graph=replace(problem.graph, **changes))
+
+
+def vertex(problem, name, **changes):
+    vertices = tuple(replace(v, **changes) if v.name == name else v for v in problem.graph.vertices)
+    return graph(problem, vertices=vertices)
+
+
+def workload(problem, **changes):
+    return replace(problem, workload=replace(problem.workload, **changes))
+
+
+def add_vertices(problem, *vertices, containers=(), outputs=(), edges=()):
+    g = problem.graph
+    return graph(
+        problem,
+        vertices=g.vertices + vertices,
+        containers=g.containers + tuple(Container(name=c, elements=1, bytes_each=4) for c in containers),
+        outputs=g.outputs + outputs,
+        data_edges=g.data_edges + edges,
+    )
+
+
+G = BASE.graph
+FIRST = G.data_edges[0]
+REF = G.vertices[1]
+BREAKS = {
+    "E101": lambda p: graph(p, vertices=(*G.vertices, replace(G.vertices[5], model="critic"))),
+    "E102": lambda p: graph(p, data_edges=(*G.data_edges, Edge("actor_gen", "ref_inf", "Z"))),
+    "E103": lambda p: vertex(p, "ref_inf", model="refx"),
+    "E104": lambda p: graph(p, data_edges=(*G.data_edges, Edge("actor_gen", "ref_infx", "Y"))),
+    "E105": lambda p: replace(p, search=SearchSpace(exclude=("0.2.0",))),
+    "E201": lambda p: graph(p, data_edges=(*G.data_edges, Edge("ref_inf", "reward_inf", "logp_ref"))),
+    "E202": lambda p: graph(p, publication_edges=(*G.publication_edges, Edge("actor_gen", "ref_inf", "Y"))),
+    "E203": lambda p: graph(
+        vertex(p, "actor_gen", reads=("W_actor", "X", "logp_ref")),
+        data_edges=(*G.data_edges, Edge("ref_inf", "actor_gen", "logp_ref")),
+    ),
+    "E205": lambda p: graph(p, inputs=("W_ref", "W_reward")),
+    "E206": lambda p: add_vertices(
+        p,
+        Vertex(name="x", role="inference", model="ref", reads=("W_ref", "Y"), writes=("z",)),
+        containers=("z",),
+        edges=(Edge("actor_gen", "x", "Y"),),
+    ),
+    "E207": lambda p: graph(p, inputs=(*G.inputs, "Y")),
+    "E208": lambda p: graph(p, outputs=("logp_ref",)),
+    "E209": lambda p: graph(p, data_edges=(*G.data_edges, FIRST)),
+    "E210": lambda p: vertex(p, "reward_inf", writes=("r", "v")),
+    "E211": lambda p: graph(p, trainable=(*G.trainable, "ref"), publication_edges=G.publication_edges),
+    "E212": lambda p: add_vertices(
+        p,
+        Vertex(name="x", role="training", model="ref", reads=("W_ref", "Y"), writes=("z",)),
+        containers=("z",),
+        outputs=("z",),
+        edges=(Edge("actor_gen", "x", "Y"),),
+    ),
+    "E213": lambda p: vertex(p, "actor_train", reads=("Y", "logp_actor", "logp_ref", "r", "v")),
+    "E214": lambda p: vertex(p, "ref_inf", reads=("Y",)),
+    "E215": lambda p: graph(p, publication_edges=G.publication_edges[:1]),
+    "E216": lambda p: graph(
+        vertex(p, "ref_inf", reads=("W_ref", "Y", "W_actor")),
+        publication_edges=(*G.publication_edges, Edge("actor_train", "ref_inf", "W_actor")),
+    ),
+    "E217": lambda p: vertex(p, "ref_inf", reads=("W_ref", "Y", "r")),
+    "E218": lambda p: graph(p, staleness={**G.staleness, "ref": 0}),
+    "E219": lambda p: graph(p, staleness={"actor": -1, "critic": 0}),
+    "E220": lambda p: replace(p, host={"reward_inf": Verifier(seconds_per_response=0.1)}),
+    "E221": lambda p: graph(
+        vertex(p, "ref_inf", reads=("W_ref", "Y", "W2")),
+        containers=(*G.containers, Container(name="W2", elements=1, bytes_each=2, weights_of="ref")),
+        inputs=(*G.inputs, "W2"),
+    ),
+    "E301": lambda p: replace(p, options=replace(p.options, cost_model="papre")),
+    "E303": lambda p: workload(p, prompts=0),
+    "E304": lambda p: workload(p, length_quantiles=((0.5, 96), (0.5, 192), (1.0, 384))),
+    "E305": lambda p: replace(p, hardware=replace(p.hardware, runtime_reserve=1.5)),
+}
+
+
+@pytest.mark.parametrize("code", BREAKS)
+def test_each_rule(code):
+    findings = verify(BREAKS[code](BASE))
+    assert code in {d.code for d in findings}
+    allowed = {
+        "E211": {"E211", "E215", "E207"},  # an untrained model also lacks its publication edge
+        "E202": {"E202", "E209"},  # the edge exists as a data edge already
+        "E216": {"E216", "E217"},  # a published container of another model is also an unordered read
+        "E214": {"E214", "E207"},  # nobody reads W_ref any more
+        "E221": {"E221", "E214"},
+    }.get(code, {code})
+    assert {d.code for d in findings} <= allowed
+    for d in findings:
+        assert d.labels
+        assert d.help
+        assert all(label.path for label in d.labels)
+
+
+def test_a_serving_vertex_after_its_own_training_is_a_cycle_of_precedence():
+    late = Vertex(name="late", role="inference", model="actor", reads=("W_actor", "done"), writes=("z",))
+    p = add_vertices(
+        BASE, late, containers=("z", "done"), outputs=("z",), edges=(Edge("actor_train", "late", "done"),)
+    )
+    p = vertex(p, "actor_train", writes=("W_actor", "done"))
+    p = graph(p, publication_edges=(*G.publication_edges, Edge("actor_train", "late", "W_actor")))
+    assert [d.code for d in verify(p)] == ["E204"]
+    assert verify(replace(p, options=replace(p.options, as_printed=True))) == []
+
+
+def test_several_findings_are_reported_together():
+    p = graph(BASE, inputs=("W_ref", "W_reward", "Y"), data_edges=(*G.data_edges, FIRST))
+    assert {d.code for d in verify(p)} == {"E205", "E207", "E209"}
+
+
+@pytest.mark.parametrize(
+    "quantiles",
+    [
+        ((0.0, 96), (1.0, 384)),
+        ((0.5, 96), (1.5, 384)),
+        ((0.5, 96), (0.9, 384)),
+        ((0.5, 96), (1.0, 383)),
+        ((0.5, 200), (0.6, 100), (1.0, 384)),
+    ],
+)
+def test_bad_quantiles(quantiles):
+    assert {d.code for d in verify(workload(BASE, length_quantiles=quantiles))} == {"E304"}
+
+
+def test_k_eval_and_negative_time():
+    assert {d.code for d in verify(replace(BASE, options=replace(BASE.options, steps=0)))} == {"E303"}
+    g = BASE.graph
+    p = vertex(BASE, "reward_inf", model=None, reads=("Y",))
+    p = replace(p, host={"reward_inf": Verifier(seconds_per_response=-1.0)})
+    p = graph(p, inputs=tuple(c for c in g.inputs if c != "W_reward"),
+              containers=tuple(c for c in g.containers if c.name != "W_reward"))  # fmt: skip
+    assert {d.code for d in verify(p)} == {"E303"}
