@@ -24,6 +24,12 @@ def whole(value: float) -> int | float:
     return int(value) if float(value).is_integer() else value
 
 
+def published_bytes(weight_bytes: int, source: Allocation, target: Allocation) -> int | float:
+    """Payload of weights published to another allocation: N_m s_b (n_max - n_overlap) / n_max."""
+    widest = max(source.gpus, target.gpus)
+    return whole(weight_bytes * (widest - source.overlap(target)) / widest)
+
+
 @dataclass
 class _Draft:
     """A node under construction: its fields and the ids of its predecessors."""
@@ -265,9 +271,8 @@ class _Lowering:
         u, v = self.plan[e.source], self.plan[e.target]
         fields = self.weights(model, e.source, version - 1, e.target) | {"publication": True}
         if not same_place:
-            widest = max(u.allocation.gpus, v.allocation.gpus)
-            moved = self.weight_bytes(model) * (widest - u.allocation.overlap(v.allocation)) / widest
-            fields |= {"container": e.container, "payload_bytes": whole(moved)}
+            moved = published_bytes(self.weight_bytes(model), u.allocation, v.allocation)
+            fields |= {"container": e.container, "payload_bytes": moved}
         kind: NodeKind = "Reshard" if same_place else "Comm"
         node = self.insert(kind, e.target, version if rings else k, **fields)
         self.precede(self.last(e.source, version - 1), node)

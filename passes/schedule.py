@@ -188,15 +188,33 @@ def critical_path(nodes: Sequence[CostedNode], timeline: Timeline) -> list[int]:
         path.append(current)
 
 
+def raw_score(problem: Problem, makespan_ns: int) -> float:
+    """Score(C) = K_eval B R (L_p + L_r) / MS [tokens/s]; 0 where nothing takes time."""
+    workload = problem.workload
+    if not makespan_ns:
+        return 0.0
+    return problem.options.steps * workload.sequences * workload.total_length / (makespan_ns * 1e-9)
+
+
+def memory_limit(problem: Problem) -> float:
+    """M_eff = (1 - eps_rt) M_GPU [bytes]."""
+    return (1 - problem.hardware.runtime_reserve) * problem.hardware.memory_bytes
+
+
+def memory_penalty(max_peak_bytes: int, limit_bytes: float) -> float:
+    """Factor exp(-beta_oom max(0, peak / M_eff - 1)) by which an infeasible plan's score is reduced."""
+    return math.exp(-BETA_OOM * max(0.0, max_peak_bytes / limit_bytes - 1))
+
+
 def score(
     problem: Problem, nodes: Sequence[CostedNode], timeline: Timeline, max_peak_bytes: int, both_ns: int
 ) -> Score:
     """The figures of merit of a schedule (`02-transform`, score); rates are 0 where nothing takes time."""
-    workload, hardware, steps = problem.workload, problem.hardware, problem.options.steps
+    workload, steps = problem.workload, problem.options.steps
     makespan = timeline.makespan
     seconds = makespan * 1e-9
-    limit = (1 - hardware.runtime_reserve) * hardware.memory_bytes
-    value = steps * workload.sequences * workload.total_length / seconds if makespan else 0.0
+    limit = memory_limit(problem)
+    value = raw_score(problem, makespan)
     mean = workload.mean_response_length
     counted = workload.response_length if problem.options.cost_model == "paper" else mean
     tokens = value * (workload.prompt_length + counted) / workload.total_length
@@ -207,7 +225,7 @@ def score(
         makespan_ns=makespan,
         makespan_both_reserved_ns=both_ns,
         score_tokens_per_s=value,
-        score_pen=value * math.exp(-BETA_OOM * max(0.0, max_peak_bytes / limit - 1)),
+        score_pen=value * memory_penalty(max_peak_bytes, limit),
         utilisation=busy / (gpus * makespan) if makespan else 0.0,
         P_eff=operators / makespan if makespan else 0.0,
         memory_feasible=max_peak_bytes <= limit,

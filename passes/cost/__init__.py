@@ -17,7 +17,7 @@ from passes.base import Pass
 from passes.cost.base import CostModel, Parts, nanoseconds
 from passes.cost.memory import by_device
 from passes.microtasks import schedule_pair
-from passes.structure import phase_fractions
+from passes.structure import Plan, phase_fractions
 
 GROUP = "rpegc.cost_models"
 
@@ -86,12 +86,16 @@ class Durations:
             )
         known = self._known.get(key)
         if known is None:
-            parts = self._operator(node, lowered) if node.kind == "Op" else self.model.transfer(node)
+            parts = self.parts(node, lowered.configuration.plan)
             known = self._known[key] = (nanoseconds(parts), parts)
         return known
 
-    def _operator(self, node: Node, lowered: Lowered) -> Parts:
-        plan, vertices = lowered.configuration.plan, self.analysis.vertex
+    def parts(self, node: Node, plan: Plan) -> Parts:
+        """Parts [s] of `node` under `plan`, computed anew."""
+        return self._operator(node, plan) if node.kind == "Op" else self.model.transfer(node)
+
+    def _operator(self, node: Node, plan: Plan) -> Parts:
+        vertices = self.analysis.vertex
         if node.members:
             first, second = node.members
             placement = plan[first]

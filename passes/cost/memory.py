@@ -4,7 +4,7 @@ GPUs that host the same vertices have the same peak, so everything is computed o
 device space cut along the borders of all allocations.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
 from ir_schema.device import Allocation, DeviceSpace
@@ -14,21 +14,28 @@ from ir_schema.stages import DeviceMemory
 
 def regions(space: DeviceSpace, plan: Mapping[str, Placement]) -> list[tuple[Allocation, tuple[str, ...]]]:
     """Boxes that cover the device space, each with the vertices (in plan order) placed on all of it."""
-    cuts = []
-    for axis in range(3):
-        borders = {0, space[axis]}
-        for p in plan.values():
-            borders |= {p.origin[axis], p.origin[axis] + p.extent[axis]}
-        ordered = sorted(b for b in borders if 0 <= b <= space[axis])
-        cuts.append(list(pairwise(ordered)))
+    names = tuple(plan)
+    slabs = [list(_slabs(space[axis], axis, plan.values())) for axis in range(3)]
+    known: dict[int, tuple[str, ...]] = {}
     boxes = []
-    for r0, r1 in cuts[0]:
-        for n0, n1 in cuts[1]:
-            for g0, g1 in cuts[2]:
+    for r0, r1, on_racks in slabs[0]:
+        for n0, n1, on_nodes in slabs[1]:
+            for g0, g1, on_gpus in slabs[2]:
+                mask = on_racks & on_nodes & on_gpus
+                users = known.get(mask)
+                if users is None:
+                    users = known[mask] = tuple(v for i, v in enumerate(names) if mask >> i & 1)
                 box = Allocation(origin=(r0, n0, g0), extent=(r1 - r0, n1 - n0, g1 - g0))
-                users = tuple(v for v, p in plan.items() if p.allocation.overlap(box))
                 boxes.append((box, users))
     return boxes
+
+
+def _slabs(length: int, axis: int, placements: Iterable[Placement]) -> Iterator[tuple[int, int, int]]:
+    """The axis cut along all borders: each stretch with the set (a bit mask) of placements across it."""
+    spans = [(p.origin[axis], p.origin[axis] + p.extent[axis]) for p in placements]
+    borders = {0, length} | {b for span in spans for b in span if 0 <= b <= length}
+    for low, high in pairwise(sorted(borders)):
+        yield low, high, sum(1 << i for i, (start, stop) in enumerate(spans) if start <= low < stop)
 
 
 def device_memory(
