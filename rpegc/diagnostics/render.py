@@ -1,0 +1,163 @@
+"""Renderers of diagnostics: one finding in, text out. They know sources, not passes or terminals."""
+
+import json
+import unicodedata
+from collections.abc import Callable, Iterable
+
+from ir_schema.diagnostics import Diagnostic, Span
+from rpegc.diagnostics.source import Source
+
+TAB = 4
+_COLOURS = {"error": "1;31", "warning": "1;33", "note": "1;36"}
+_BLUE, _BOLD = "1;34", "1"
+
+
+def render(
+    diagnostics: Iterable[Diagnostic], source: Source | None = None, format: str = "full", color: bool = False
+) -> str:
+    """All findings in one of `FORMATS`, ending with a newline; an empty string if there are none.
+
+    `source` is what labels point into; without it, or where a label points nowhere, only words are shown.
+    `color` (ANSI escapes) matters to `full` and `concise`.
+    """
+    return "".join(FORMATS[format](found, source, color) + "\n" for found in diagnostics)
+
+
+def full(found: Diagnostic, source: Source | None, color: bool) -> str:
+    """The message, the source lines with carets under every label, notes and help."""
+    paint = _painter(color)
+    head = paint(f"{found.severity}[{found.code}]", _COLOURS[found.severity])
+    lines = [head + paint(f": {found.message}", _BOLD)]
+    places = [] if source is None else _places(found, source)
+    margin = ""
+    if source is not None and places:
+        margin = " " * len(str(max(source.position(span.start)[0] for span, _, _ in places)))
+        lines += _excerpt(source, places, margin, _COLOURS[found.severity], paint)
+    elif source is not None and source.name:
+        lines.append(paint(" --> ", _BLUE) + source.name)
+    gutter = f"{margin} {paint('=', _BLUE)} "
+    for kind, text in [*(("note", n) for n in found.notes), *([("help", found.help)] if found.help else [])]:
+        first, *rest = text.splitlines() or [""]
+        lines.append(f"{gutter}{paint(kind, _BOLD)}: {first}")
+        lines += [" " * (len(margin) + 3 + len(kind) + 2) + line for line in rest]
+    return "\n".join(lines) + "\n"
+
+
+def concise(found: Diagnostic, source: Source | None, color: bool) -> str:
+    """`file:line:col: error[E203]: message`"""
+    where = ""
+    if source is not None and source.name:
+        where = f"{source.name}: "
+        for span, _, _ in _places(found, source)[:1]:
+            line, column = source.position(span.start)
+            where = f"{source.name}:{line}:{column}: "
+    kind = _painter(color)(f"{found.severity}[{found.code}]", _COLOURS[found.severity])
+    return f"{where}{kind}: {found.message}"
+
+
+def as_json(found: Diagnostic, source: Source | None, color: bool = False) -> str:
+    """One JSON object with the primary place on top and all labels, for programs."""
+    labels: list[dict[str, str | int]] = []
+    for label in found.labels:
+        place = _range(source, source.span_of(label)) if source is not None else {}
+        labels.append({"path": label.path, "text": label.text, **place})
+    first = {k: v for k, v in labels[0].items() if k not in ("path", "text")} if labels else {}
+    value = {
+        "severity": found.severity,
+        "code": found.code,
+        "message": found.message,
+        "file": source.name if source is not None else None,
+        **first,
+        "labels": labels,
+        "help": found.help,
+        "notes": list(found.notes),
+    }
+    return json.dumps(value, ensure_ascii=False)
+
+
+def github(found: Diagnostic, source: Source | None, color: bool = False) -> str:
+    """A GitHub workflow command, which annotates the changed file."""
+    kind = "notice" if found.severity == "note" else found.severity
+    fields = [f"title={_escaped(found.code, field=True)}"]
+    if source is not None and source.name:
+        fields.insert(0, f"file={_escaped(source.name, field=True)}")
+        for span, _, _ in _places(found, source)[:1]:
+            place = _range(source, span)
+            keys = (("line", "line"), ("endLine", "end_line"), ("col", "column"), ("endColumn", "end_column"))
+            fields[1:1] = [f"{name}={place[key]}" for name, key in keys]
+    text = found.message + (f"\nhelp: {found.help}" if found.help else "")
+    return f"::{kind} {','.join(fields)}::{_escaped(text)}"
+
+
+FORMATS: dict[str, Callable[[Diagnostic, Source | None, bool], str]] = {
+    "full": full,
+    "concise": concise,
+    "json": as_json,
+    "github": github,
+}
+
+
+def _places(found: Diagnostic, source: Source) -> list[tuple[Span, str, bool]]:
+    """(span, text, primary) of the labels that point into the source, the primary one first."""
+    spans = ((source.span_of(label), label.text) for label in found.labels)
+    known = [(span, text) for span, text in spans if span is not None]
+    return [(span, text, i == 0) for i, (span, text) in enumerate(known)]
+
+
+def _excerpt(
+    source: Source,
+    places: list[tuple[Span, str, bool]],
+    margin: str,
+    colour: str,
+    paint: Callable[[str, str], str],
+) -> list[str]:
+    """The lines of source that labels point into, each with its labels below."""
+    line, column = source.position(places[0][0].start)
+    bar = paint("|", _BLUE)
+    lines = [f"{margin}{paint('-->', _BLUE)} {source.name}:{line}:{column}", f"{margin} {bar}"]
+    by_line: dict[int, list[tuple[Span, str, bool]]] = {}
+    for place in places:
+        by_line.setdefault(source.position(place[0].start)[0], []).append(place)
+    last = 0
+    for number in sorted(by_line):
+        if last and number > last + 1:
+            lines.append(paint("...", _BLUE))
+        last = number
+        code = source.line(number)
+        label = paint(str(number).rjust(len(margin)), _BLUE)
+        lines.append(f"{label} {bar} {code.expandtabs(TAB)}".rstrip())
+        for span, text, primary in by_line[number]:
+            start = source.position(span.start)[1] - 1
+            end = min(start + max(span.end - span.start, 1), max(len(code), start + 1))
+            before = _width(code[:start].expandtabs(TAB))
+            marks = max(_width(code[:end].expandtabs(TAB)) - before, 1)
+            sign = paint(("^" if primary else "-") * marks, colour if primary else _BLUE)
+            note = paint(f" {text}", colour if primary else _BLUE) if text else ""
+            lines.append(f"{margin} {bar} {' ' * before}{sign}{note}")
+    lines.append(f"{margin} {bar}")
+    return lines
+
+
+def _range(source: Source | None, span: Span | None) -> dict[str, int]:
+    if source is None or span is None:
+        return {}
+    line, column = source.position(span.start)
+    end_line, end_column = source.position(span.end)
+    return {"line": line, "column": column, "end_line": end_line, "end_column": end_column}
+
+
+def _width(text: str) -> int:
+    """Columns that `text` takes on a terminal."""
+    return sum(
+        2 if unicodedata.east_asian_width(c) in "WF" else 0 if unicodedata.combining(c) else 1 for c in text
+    )
+
+
+def _painter(color: bool) -> Callable[[str, str], str]:
+    return (lambda text, code: f"\033[{code}m{text}\033[0m") if color else (lambda text, code: text)
+
+
+def _escaped(text: str, field: bool = False) -> str:
+    """Escapes of workflow commands."""
+    text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return text.replace(":", "%3A").replace(",", "%2C") if field else text

@@ -1,0 +1,82 @@
+"""JSON problems as tree values with spans, so that one conversion serves text and JSON."""
+
+import msgspec
+
+from ir_schema.diagnostics import DiagnosticError, Span
+from rpegc.text import tree
+from rpegc.text.findings import finding
+from rpegc.text.lexer import Token, tokenize
+from rpegc.text.parser import MAX_DEPTH
+
+_WORDS = {"null": "none", "true": "true", "false": "false"}
+
+
+def read_json(text: str) -> tree.Value:
+    """The tree value of a JSON document: objects are blocks, `null` is `none`.
+
+    Raises DiagnosticError E010 where the text is not JSON.
+    """
+    data = text.encode()
+    try:
+        msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise DiagnosticError([finding("E010", f"not JSON: {exc}", _place_of(str(exc), data))]) from exc
+    return _Reader(text).value()
+
+
+def _place_of(message: str, data: bytes) -> Span:
+    """The character at the byte offset that msgspec puts at the end of its messages."""
+    digits = message.rstrip(")").rpartition("byte ")[2]
+    at = len(data[: int(digits)].decode(errors="ignore")) if digits.isdigit() else 0
+    return Span(start=at, end=at + 1)
+
+
+class _Reader:
+    """Walks the tokens of valid JSON; only E009 (nested too deeply) can be found."""
+
+    def __init__(self, text: str) -> None:
+        self.tokens = iter(tokenize(text)[0])
+        self.depth = 0
+
+    def value(self) -> tree.Value:
+        """Any JSON value."""
+        return self.value_from(next(self.tokens))
+
+    def value_from(self, token: Token) -> tree.Value:
+        """The JSON value that starts with `token`."""
+        span = token.span
+        if token.kind == "string":
+            return tree.Text(token.text, span=span)
+        if token.kind == "number":
+            return tree.Number(token.text, span=span)
+        if token.kind == "word":
+            return tree.Name(_WORDS[token.text], span=span)
+        if token.text == "-":
+            operand = self.value()
+            return tree.Negative(operand, span=Span(start=span.start, end=operand.span.end))
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise DiagnosticError([finding("E009", f"nested more than {MAX_DEPTH} deep", span)])
+        nested = self.block(span.start) if token.text == "{" else self.list(span.start)
+        self.depth -= 1
+        return nested
+
+    def block(self, start: int) -> tree.Block:
+        """The rest of an object."""
+        entries: list[tree.Entry] = []
+        while (token := next(self.tokens)).text != "}" or token.kind == "string":
+            if token.kind == "string":
+                next(self.tokens)
+                key = tree.Word(token.text, span=token.span)
+                value = self.value()
+                entries.append(tree.Entry(key, value, span=Span(start=key.span.start, end=value.span.end)))
+        return tree.Block(tuple(entries), span=Span(start=start, end=token.span.end))
+
+    def list(self, start: int) -> tree.List:
+        """The rest of an array."""
+        elements: list[tree.Element] = []
+        while (token := next(self.tokens)).text != "]" or token.kind == "string":
+            if token.text != "," or token.kind == "string":
+                value = self.value_from(token)
+                elements.append(tree.Element(value, span=value.span))
+        return tree.List(tuple(elements), span=Span(start=start, end=token.span.end))
