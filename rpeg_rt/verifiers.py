@@ -1,0 +1,83 @@
+"""Verifiers: callables that reward a response, shipped ones and the user's own.
+
+A verifier is `verify(prompt: str, response: str, record: dict) -> float`; `record` is the prompt's whole JSON
+object. It must not depend on order or on other responses: calls run in parallel.
+"""
+
+import importlib
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from rpeg_rt.failure import FileError, UserCodeError
+
+Verifier = Callable[[str, str, dict[str, Any]], float]
+
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+
+
+def exact_match(prompt: str, response: str, record: dict[str, Any]) -> float:
+    """1 if the response, without surrounding white space, is the record's `answer`."""
+    return float(response.strip() == _answer(record).strip())
+
+
+def numeric(prompt: str, response: str, record: dict[str, Any]) -> float:
+    """1 if the last number in the response has the value of the record's `answer`."""
+    found, wanted = _last_number(response), _last_number(_answer(record))
+    if wanted is None:
+        raise ValueError(f"the answer {_answer(record)!r} is not a number")
+    return float(found == wanted)
+
+
+SHIPPED: dict[str, Verifier] = {"exact_match": exact_match, "numeric": numeric}
+
+
+def load_verifier(name: str, directory: Path) -> Verifier:
+    """The shipped verifier `name`, or the function of `module:function`.
+
+    The module may lie in `directory` (the problem's) or be installed. Raises FileError if there is no such
+    verifier, UserCodeError if its module cannot be imported.
+    """
+    if ":" not in name:
+        if name in SHIPPED:
+            return SHIPPED[name]
+        raise FileError(
+            f"no verifier `{name}`: write `module:function`, or one of {', '.join(f'`{n}`' for n in SHIPPED)}"
+        )
+    module_name, _, function_name = name.partition(":")
+    place = str(directory.resolve())
+    if place not in sys.path:
+        sys.path.insert(0, place)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as exc:
+        if isinstance(exc, ModuleNotFoundError) and exc.name and f"{module_name}.".startswith(f"{exc.name}."):
+            raise FileError(f"verifier `{name}`: no module `{module_name}` in {place} or installed") from exc
+        raise UserCodeError(f"verifier `{name}` cannot be imported: {last_line(exc)}") from exc
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise FileError(f"verifier `{name}`: {module.__file__} has no function `{function_name}`")
+    verifier: Verifier = function
+    return verifier
+
+
+def last_line(exc: BaseException) -> str:
+    """The exception and the place in the user's code that raised it."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(exc).__name__}: {exc}{where}"
+
+
+def _answer(record: dict[str, Any]) -> str:
+    if "answer" not in record:
+        raise ValueError(f"the line has no field `answer`; it has {', '.join(record)}")
+    return str(record["answer"])
+
+
+def _last_number(text: str) -> Fraction | None:
+    found = _NUMBER.findall(text)
+    return Fraction(found[-1].replace(",", "")) if found else None

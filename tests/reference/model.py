@@ -1,0 +1,96 @@
+"""A Llama-like model as a function of its Hugging Face named tensors, without a cache or parallelism."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ir_schema.model import ModelSpec
+from rpeg_rt.initial import initial_label, initial_tensor
+
+Weights = dict[str, Tensor]
+
+
+def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor."""
+    d, f, width = spec.hidden, spec.ffn, spec.head_width
+    out: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (spec.vocabulary, d)}
+    for layer in range(spec.layers):
+        p = f"model.layers.{layer}."
+        heads = {"q": spec.attention_heads, "k": spec.query_groups, "v": spec.query_groups}
+        for name, count in heads.items():
+            out[f"{p}self_attn.{name}_proj.weight"] = (count * width, d)
+            if spec.qkv_bias:
+                out[f"{p}self_attn.{name}_proj.bias"] = (count * width,)
+        out[p + "self_attn.o_proj.weight"] = (d, spec.attention_heads * width)
+        if spec.qk_norm:
+            out[p + "self_attn.q_norm.weight"] = out[p + "self_attn.k_norm.weight"] = (width,)
+        out[p + "mlp.gate_proj.weight"] = out[p + "mlp.up_proj.weight"] = (f, d)
+        out[p + "mlp.down_proj.weight"] = (d, f)
+        out[p + "input_layernorm.weight"] = out[p + "post_attention_layernorm.weight"] = (d,)
+    out["model.norm.weight"] = (d,)
+    if spec.has_lm_head and not spec.tied_embeddings:
+        out["lm_head.weight"] = (spec.vocabulary, d)
+    if spec.has_scalar_head:
+        out["value_head.weight"] = (1, d)
+    return out
+
+
+def initial_weights(spec: ModelSpec, name: str, seed: int, dtype: torch.dtype) -> Weights:
+    """The weights that a run starts model `name` from."""
+    label = initial_label(spec.checkpoint, name)
+    assert label is not None
+    return {n: torch.from_numpy(initial_tensor(seed, label, n, s)).to(dtype) for n, s in shapes(spec).items()}
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon) * weight
+
+
+def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """Rotary embedding of x [n, heads, length, width] at positions [n, length]."""
+    half = x.shape[-1] // 2
+    frequency = theta ** -(torch.arange(half, dtype=x.dtype) / half)
+    angle = positions[:, None, :, None].to(x.dtype) * frequency
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], dim=-1)
+
+
+def hidden_states(spec: ModelSpec, w: Weights, tokens: Tensor) -> Tensor:
+    """[n, length, d] after the final norm; tokens [n, length] padded with -1 on either side."""
+    real = tokens >= 0
+    positions = (real.cumsum(1) - 1).clamp(min=0)
+    n, length = tokens.shape
+    allowed = torch.ones(length, length, dtype=torch.bool).tril() & real[:, None, None, :]
+    allowed = allowed | torch.eye(length, dtype=torch.bool)  # padding attends to itself: no empty row
+    x = w["model.embed_tokens.weight"][tokens.clamp(min=0).long()]
+    for layer in range(spec.layers):
+        p = f"model.layers.{layer}."
+        h = rms_norm(x, w[p + "input_layernorm.weight"], spec.norm_epsilon)
+
+        def project(name, h=h, p=p):
+            y = F.linear(h, w[f"{p}self_attn.{name}_proj.weight"], w.get(f"{p}self_attn.{name}_proj.bias"))
+            y = y.view(n, length, -1, spec.head_width).transpose(1, 2)
+            if spec.qk_norm and name != "v":
+                y = rms_norm(y, w[f"{p}self_attn.{name}_norm.weight"], spec.norm_epsilon)
+            return y
+
+        q, k, v = (
+            rotate(project("q"), positions, spec.rope_theta),
+            rotate(project("k"), positions, spec.rope_theta),
+            project("v"),
+        )
+        repeats = spec.attention_heads // spec.query_groups
+        k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+        scores = (q @ k.transpose(-1, -2)) / spec.head_width**0.5
+        attended = scores.masked_fill(~allowed, -torch.inf).softmax(-1) @ v
+        x = x + F.linear(attended.transpose(1, 2).reshape(n, length, -1), w[p + "self_attn.o_proj.weight"])
+        h = rms_norm(x, w[p + "post_attention_layernorm.weight"], spec.norm_epsilon)
+        gate = F.silu(F.linear(h, w[p + "mlp.gate_proj.weight"]))
+        x = x + F.linear(gate * F.linear(h, w[p + "mlp.up_proj.weight"]), w[p + "mlp.down_proj.weight"])
+    return rms_norm(x, w["model.norm.weight"], spec.norm_epsilon)
+
+
+def logits(spec: ModelSpec, w: Weights, hidden: Tensor) -> Tensor:
+    """Next-token logits of hidden states [..., d]."""
+    name = "model.embed_tokens.weight" if spec.tied_embeddings else "lm_head.weight"
+    return F.linear(hidden, w[name])
