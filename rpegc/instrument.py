@@ -17,6 +17,17 @@ def _maker(run: StageRun) -> str:
     return "input" if run.made_by is None else run.made_by.name
 
 
+class Keep(Instrument):
+    """Puts every stage into a list, which is still there when a later pass fails."""
+
+    def __init__(self, made: list[StageRun]) -> None:
+        self.made = made
+
+    def after(self, index: int, run: StageRun) -> None:
+        """Keep the stage."""
+        self.made.append(run)
+
+
 class SaveStages(Instrument):
     """Writes every stage into a directory as it comes into being."""
 

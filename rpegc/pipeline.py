@@ -227,7 +227,7 @@ class _Parser:
         try:
             return _convert(raw, kind, quoted=quoted is not None)
         except ValueError as exc:
-            message = f"option `{option}` needs {_describe(kind)}, not `{raw}`"
+            message = f"option `{option}` needs {type_text(kind)}, not `{raw}`"
             raise self.fail("E923", message, start, self.at) from exc
 
     def space(self) -> None:
@@ -302,7 +302,8 @@ def _convert(raw: str, kind: typing.Any, *, quoted: bool) -> object:
     raise ValueError(raw)
 
 
-def _describe(kind: typing.Any) -> str:
+def type_text(kind: typing.Any) -> str:
+    """An option's type in words."""
     words = {bool: "`true` or `false`", int: "a whole number", float: "a number", str: "a word or a string"}
     words[type(None)] = "`none`"
     parts = []

@@ -1,0 +1,40 @@
+"""The passes as a user reads about them: what each does, its stages, its options."""
+
+import dataclasses
+import inspect
+
+from rpegc.pipeline import NAMED, option_types, print_value, stage_of, type_text
+from rpegc.registry import distribution, load_pass, registered
+from rpegc.table import indent, table
+
+
+def list_passes() -> str:
+    """All registered passes, in the order of the stages, and the named pipelines."""
+    kinds = [load_pass(name) for name in registered()]
+    rows = [(k.name, f"{stage_of(k.source)} -> {stage_of(k.target)}", k.summary) for k in kinds]
+    named = [(f"-{name}", text) for name, text in NAMED.items()]
+    return "\n".join(
+        [table(("pass", "stages", "does"), rows), "", table(("level", "pipeline"), named)],
+    )
+
+
+def show_pass(name: str) -> str:
+    """One pass: its documentation and every option with type and default."""
+    kind = load_pass(name)
+    defaults = {f.name: f.default for f in dataclasses.fields(kind)}
+    rows = [
+        (
+            option,
+            type_text(hint),
+            "" if defaults[option] is dataclasses.MISSING else print_value(defaults[option]),
+        )
+        for option, hint in option_types(kind).items()
+    ]
+    parts = [
+        f"{name}: {kind.summary}",
+        f"{stage_of(kind.source)} -> {stage_of(kind.target)}, from {distribution(registered()[name])}",
+        inspect.getdoc(kind) or "",
+    ]
+    if rows:
+        parts.append(f"options\n{indent(table(('name', 'type', 'default'), rows))}")
+    return "\n\n".join(parts)

@@ -1,0 +1,171 @@
+"""What the main verb does: settle the pipeline, read the input, run, write, report."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from ir_schema.diagnostics import Diagnostic
+from ir_schema.envelope import STAGES, pretty
+from rpegc.cli.console import Console
+from rpegc.diagnostics import Source
+from rpegc.driver import Instrument, StageRun, run_pipeline
+from rpegc.dump import dump
+from rpegc.failure import EXIT_OK, suggestion, usage_error
+from rpegc.inputs import parse_problem, problem_bytes, read_stage
+from rpegc.instrument import Announce, Keep, PrintAfter, SaveStages, TimePasses, VerifyEach
+from rpegc.outcome import notices, outcome_of, summary
+from rpegc.pipeline import Pipeline, named_pipeline, parse_pipeline
+from rpegc.stagefiles import write_bytes
+
+COMMANDS = ("check", "fmt", "diff", "dump", "explain", "passes", "schema", "completion")
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line of one compilation; `search` holds options that replace the search pass's."""
+
+    file: str | None
+    resume: str | None
+    output: str | None
+    level: str
+    pipeline: str | None
+    emit: str | None
+    search: Mapping[str, object]
+    as_printed: bool
+    cost_model: str | None
+    save_stages: str | None
+    verify_each: bool
+    time_passes: bool
+    print_after: tuple[str, ...]
+    print_pipeline: bool
+    summary: bool
+    as_json: bool
+
+
+def compile_and_print(request: Request, console: Console) -> int:
+    """Run one command line; its exit code. With `--json` one object is printed whatever happens."""
+    made: list[StageRun] = []
+    if not request.as_json:
+        return console.guard(lambda: _compile(request, console, made))
+    found: tuple[Diagnostic, ...] = ()
+    try:
+        code = _compile(request, console, made)
+    except click.ClickException:
+        raise
+    except (Exception, KeyboardInterrupt) as exc:
+        code, found = console.failed(exc)
+    if not request.print_pipeline:
+        write_bytes("-", pretty(outcome_of(code, made, found)))
+    return code
+
+
+def _compile(request: Request, console: Console, made: list[StageRun]) -> int:
+    """The whole job; every stage that comes into being is put into `made`."""
+    _check(request)
+    if request.print_pipeline and not (request.file or request.resume):
+        click.echo(str(settle_pipeline(request, None)))
+        return EXIT_OK
+    settle_pipeline(request, None)  # a mistake in the pipeline is found before any file is read
+    given = _read(request, console)
+    pipeline = settle_pipeline(request, given.name)
+    if request.print_pipeline:
+        click.echo(str(pipeline))
+        return EXIT_OK
+    _run(request, pipeline, given, console, made)
+    if request.output is not None:
+        write_bytes(request.output, made[-1].encode())
+        console.detail(f"wrote {made[-1].name} {made[-1].id[:12]} to `{request.output}`")
+    console.report(notices(made))
+    if request.summary or not (request.output or request.as_json or request.save_stages):
+        click.echo(summary(made), err=request.as_json or request.output == "-")
+    return EXIT_OK
+
+
+def _check(request: Request) -> None:
+    """Refuse command lines that ask for two things at once, or for nothing."""
+    if request.file and request.resume:
+        raise usage_error("E932", "both FILE and `--from` are given", help="a run has one input")
+    if not (request.file or request.resume or request.print_pipeline):
+        raise usage_error("E932", "no input", help="`rpegc FILE -o OUT`; `rpegc --help` shows more")
+    if request.as_json and request.output == "-":
+        raise usage_error("E932", "`--json` and `-o -` both need stdout", help="write the artefact to a file")
+    for stage in filter(None, [request.emit]):
+        if stage not in STAGES:
+            raise usage_error("E931", f"unknown stage `{stage}`", help=suggestion(stage, STAGES))
+
+
+def settle_pipeline(request: Request, given: str | None) -> Pipeline:
+    """The passes that will run on an input of stage `given` (None: not read yet).
+
+    A level's pipeline is cut to what leads from the input to `--emit`; the text of `-p` is only cut behind
+    `--emit`. Raises UsageFailure when the passes do not fit (E920 … E924).
+    """
+    if request.pipeline is None:
+        pipeline = named_pipeline(f"O{request.level}")
+        pipeline = pipeline.between(given or "problem", request.emit or "executable")
+    else:
+        pipeline = parse_pipeline(request.pipeline)
+        pipeline = pipeline if request.emit is None else pipeline.until(request.emit)
+    if request.search:
+        pipeline = pipeline.replace_options("search", **request.search)
+    if given is not None:
+        target = request.emit or ("executable" if request.pipeline is None else None)
+        pipeline.check(given, target)
+    known = {p.name for p in pipeline.passes} | {"all"}
+    for name in request.print_after:
+        if name not in known:
+            raise usage_error(
+                "E921", f"`--print-after {name}`: no such pass runs", help=suggestion(name, known)
+            )
+    return pipeline
+
+
+def _read(request: Request, console: Console) -> StageRun:
+    options = _options(request)
+    if request.file:
+        data = problem_bytes(request.file, COMMANDS)
+        console.source = Source.decode(data, request.file)
+        read = parse_problem(data, request.file, options)
+    else:
+        assert request.resume
+        read = read_stage(request.resume)
+        if options:
+            raise usage_error(
+                "E930",
+                f"the options of `{request.resume}` are settled",
+                help="`--as-printed` and `--cost-model` need a problem: start from it again",
+            )
+    console.source = read.source
+    return read.run
+
+
+def _options(request: Request) -> dict[str, object]:
+    """What the command line says instead of the problem's `options`."""
+    if not request.as_printed:
+        return {"cost_model": request.cost_model} if request.cost_model else {}
+    if request.cost_model not in (None, "paper"):
+        raise usage_error("E932", f"`--as-printed` means cost model `paper`, not `{request.cost_model}`")
+    return {"as_printed": True, "cost_model": "paper"}
+
+
+def _run(
+    request: Request, pipeline: Pipeline, given: StageRun, console: Console, made: list[StageRun]
+) -> None:
+    timer = TimePasses()
+    instruments: list[Instrument] = [Keep(made)]
+    if console.verbose:
+        instruments.append(Announce(console.say))
+    if request.save_stages:
+        instruments.append(SaveStages(Path(request.save_stages)))
+    if request.print_after:
+        instruments.append(PrintAfter(request.print_after, lambda run: dump(run.stage), console.say))
+    if request.verify_each:
+        instruments.append(VerifyEach())
+    instruments.append(timer)
+    try:
+        run_pipeline(pipeline, given, instruments, reproducers=Path())
+    finally:
+        if request.time_passes:
+            console.say(timer.table())
