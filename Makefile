@@ -1,0 +1,48 @@
+# make run    compile the tiny PPO example, run it on four CPU workers, verify its trace
+# make test   the test suite; `make test-all` includes the slow tests
+# Both create .venv and install what they need once; PYTHON=python3.12 chooses another interpreter.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+BUILD := build
+
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: run test test-all study lint fmt clean
+
+run: $(STAMP)
+	$(BIN)/rpegc examples/ppo_tiny.rpeg -O2 -o $(BUILD)/plan.exe.json --summary
+	$(BIN)/rpeg-rt $(BUILD)/plan.exe.json --trace $(BUILD)/run.trace.jsonl
+	$(BIN)/rpeg-rt verify $(BUILD)/run.trace.jsonl $(BUILD)/plan.exe.json
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest
+
+# The learning study behind the curves in the repository (several seeds; takes long).
+study: $(STAMP)
+	$(BIN)/python benchmarks/learning/study.py
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+fmt: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(BUILD)
+
+# The stamp is newer than pyproject.toml as long as what that file asks for is installed.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "rpeg needs Python 3.11 or newer; choose one with PYTHON=python3.x" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -e '.[runtime,test,lint,plots]'
+	touch $@
