@@ -1,0 +1,292 @@
+"""Fast evaluation: the makespan, utilisation and peak of many plans of one problem.
+
+The readable passes are the definition; this module gives the same integers without building stages. Two
+facts make it fast. The shape of the lowered graph depends on a plan only through its *pattern*: which
+allocations and layouts are equal, which producers and consumers are disjoint, and which generations run
+in waves; so graphs are lowered once per pattern and kept as a `Skeleton`. And the time of an operator
+depends on its shape, not on where it stands; so times are kept per operator and shape.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ir_schema.device import Allocation, size
+from ir_schema.problem import Placement, Problem
+from ir_schema.stages import Configuration, Node, Unrolled
+from passes.analysis import Analysis
+from passes.cost import Durations, model_for
+from passes.cost.base import nanoseconds
+from passes.lower import lower, published_bytes
+from passes.schedule import is_generation_phase, memory_limit, memory_penalty, raw_score, topological
+from passes.search.skeleton import Run, Skeleton, critical_path, list_schedule
+from passes.structure import Plan
+from passes.unroll import unroll
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What the search needs to know of a plan: makespan [ns], Score [tokens/s], Util, peak [bytes]."""
+
+    makespan_ns: int
+    score: float
+    utilisation: float
+    peak_bytes: int
+    limit_bytes: float
+
+    @property
+    def feasible(self) -> bool:
+        """Whether every GPU keeps within M_eff."""
+        return self.peak_bytes <= self.limit_bytes
+
+    @property
+    def penalty(self) -> float:
+        """The factor by which exceeding memory reduces a score."""
+        return memory_penalty(self.peak_bytes, self.limit_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A placement with numbers that stand for its allocation, for allocation and layout, and for its shape
+    (all that the time of an operator depends on)."""
+
+    placement: Placement
+    allocation: Allocation
+    gpus: int
+    sigma: int
+    layout: int
+    shape: int
+
+
+class Evaluator:
+    """Evaluates plans of one problem whose structural choices are made."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.analysis = Analysis(problem)
+        self.model = model_for(problem)
+        self.durations = Durations(self.model, self.analysis)
+        self.limit_bytes = memory_limit(problem)
+        self.placed = tuple(v.name for v in problem.graph.vertices if v.model is not None)
+        self._gpus = size(problem.device_space)
+        self._number = {v: i for i, v in enumerate(self.placed)}
+        self._unrolled: Unrolled = unroll(Configuration(problem=problem, plan={}))
+        self._tested = self._tested_pairs()
+        models = list(problem.models)
+        self._family = [models.index(v.model) for v in problem.graph.vertices if v.model is not None]
+        self._fusible = [self._number[v] for v in problem.options.fuse or ()]
+        self._waving = [self._number[v.name] for v in problem.graph.vertices if v.role == "generation"]
+        self._weights = {c.weights_of: c.payload_bytes for c in problem.graph.containers}
+        self._places: dict[Placement, _Place] = {}
+        self._ids: dict[object, int] = {}
+        self._overlaps: dict[tuple[int, int], bool] = {}
+        self._skeletons: dict[object, Skeleton] = {}
+        self._times: dict[object, int] = {}
+
+    def _tested_pairs(self) -> list[tuple[int, int]]:
+        """Pairs of vertices whose being disjoint the lowering asks about."""
+        graph, serving = self.problem.graph, {v.name for v in self.problem.graph.vertices if v.model}
+        serving -= {v.name for v in graph.vertices if v.role == "training"}
+        pairs = {
+            (e.source, e.target)
+            for e in (*graph.data_edges, *self.analysis.implied_reads)
+            if {e.source, e.target} <= serving
+        }
+        pairs |= {
+            (u.name, v.name)
+            for u in graph.vertices
+            for v in graph.vertices
+            if u.model is not None and u.model == v.model and u.name < v.name
+        }
+        return sorted((self._number[u], self._number[v]) for u, v in pairs)
+
+    # Numbers that stand for parts of a plan ----------------------------------------------------------
+
+    def _id(self, value: object) -> int:
+        return self._ids.setdefault(value, len(self._ids))
+
+    def _place(self, p: Placement) -> _Place:
+        place = self._places.get(p)
+        if place is None:
+            layout = p.layout
+            place = self._places[p] = _Place(
+                placement=p,
+                allocation=p.allocation,
+                gpus=p.allocation.gpus,
+                sigma=self._id((p.origin, p.extent)),
+                layout=self._id((p.origin, p.extent, layout)),
+                shape=self._id((p.extent, layout, p.microbatches, p.waves, "shape")),
+            )
+        return place
+
+    def _overlap(self, a: _Place, b: _Place) -> bool:
+        key = (a.sigma, b.sigma)
+        known = self._overlaps.get(key)
+        if known is None:
+            known = self._overlaps[key] = a.allocation.overlap(b.allocation) > 0
+        return known
+
+    def _pattern(self, places: Sequence[_Place]) -> object:
+        sigmas: dict[int, int] = {}
+        layouts: dict[tuple[int, int], int] = {}
+        related = zip(self._family, [p.layout for p in places], strict=True)
+        return (
+            tuple([sigmas.setdefault(p.sigma, len(sigmas)) for p in places]),
+            tuple([layouts.setdefault(key, len(layouts)) for key in related]),
+            len({places[i].layout for i in self._fusible}) == 1,
+            tuple([self._overlap(places[i], places[j]) for i, j in self._tested]),
+            tuple([places[i].placement.waves > 1 for i in self._waving]),
+        )
+
+    # The graph of a pattern --------------------------------------------------------------------------
+
+    def _skeleton(self, plan: Plan) -> Skeleton:
+        configuration = Configuration(problem=self.problem, plan=dict(plan))
+        nodes = lower(msgspec.structs.replace(self._unrolled, configuration=configuration)).nodes
+        kinds: dict[object, int] = {}
+        representatives: list[Node] = []
+        kind_of = []
+        chains: dict[tuple[str, int], int] = {}
+        heads: dict[int, int] = {}
+        head = []
+        for n in nodes:
+            key = (n.kind, n.vertex, n.phase, n.source, n.src_phase, n.container, n.model, n.publication)
+            if key not in kinds:
+                kinds[key] = len(representatives)
+                representatives.append(n)
+            kind_of.append(kinds[key])
+            chain = chains.setdefault((n.vertex, n.step), len(chains))
+            head.append(heads.setdefault(chain, n.id) if is_generation_phase(n, self.analysis) else n.id)
+        successors: list[list[int]] = [[] for _ in nodes]
+        for n in nodes:
+            for p in n.predecessors:
+                successors[p].append(n.id)
+        hold = not self.problem.options.as_printed
+        held = [hold and is_generation_phase(n, self.analysis) for n in nodes]
+        return Skeleton(
+            kinds=tuple(representatives),
+            kind_of=kind_of,
+            predecessors=[n.predecessors for n in nodes],
+            successors=successors,
+            backwards=topological(nodes, successors)[::-1],
+            is_op=[n.kind == "Op" for n in nodes],
+            place=[-1 if n.allocation is None else self._number[_owner(n)] for n in nodes],
+            chain=[chains[n.vertex, n.step] if n.kind == "Op" else -1 for n in nodes],
+            head=head,
+            opens=[h and n.phase == 1 for h, n in zip(held, nodes, strict=True)],
+            closes=[h and n.phase == n.phases for h, n in zip(held, nodes, strict=True)],
+            ties=[(n.vertex_index, n.step, n.id) for n in nodes],
+        )
+
+    def _nodes(self, skeleton: Skeleton, plan: Plan) -> list[Node]:
+        """The representatives of all kinds, placed as `plan` says."""
+        nodes = []
+        for n in skeleton.kinds:
+            if n.allocation is None:
+                nodes.append(n)
+                continue
+            target = plan[_owner(n)]
+            fields: dict[str, object] = {"allocation": target.allocation}
+            if n.layout is not None:
+                fields["layout"] = target.layout
+            if n.source is not None:
+                source = plan[n.source]
+                fields["source_allocation"] = source.allocation
+                if n.source_layout is not None:
+                    fields["source_layout"] = source.layout
+                if n.publication and n.kind == "Comm":
+                    fields["payload_bytes"] = published_bytes(
+                        self._weights[n.model], source.allocation, target.allocation
+                    )
+            nodes.append(msgspec.structs.replace(n, **fields))
+        return nodes
+
+    def _kind_times(self, nodes: Sequence[Node], plan: Plan, places: Sequence[_Place]) -> list[int]:
+        """Duration [ns] of each kind of node."""
+        times = []
+        for n in nodes:
+            key: object
+            if n.members:
+                key = (n.vertex, *(places[self._number[m]].shape for m in n.members))
+            elif n.kind == "Op":
+                number = self._number.get(n.vertex)
+                key = (n.vertex, n.phase, n.phases, -1 if number is None else places[number].shape)
+            else:
+                assert n.source is not None
+                source, target = places[self._number[n.source]], places[self._number[_owner(n)]]
+                key = (n.kind, n.payload_bytes, n.model, n.publication, source.layout, target.layout)
+            known = self._times.get(key)
+            if known is None:
+                known = self._times[key] = nanoseconds(self.durations.parts(n, plan))
+            times.append(known)
+        return times
+
+    # Evaluation --------------------------------------------------------------------------------------
+
+    def evaluate(self, plan: Plan) -> Evaluation:
+        """Makespan, score, utilisation and peak of a complete plan."""
+        run, nodes = self._run(plan)
+        makespan = max(run.finish, default=0)
+        places = [self._place(plan[v]) for v in self.placed]
+        busy = sum(
+            [d * places[p].gpus for d, p in zip(run.duration, run.skeleton.place, strict=True) if p >= 0]
+        )
+        peak = max([m.peak_bytes for _, m in self.model.memory({v: plan[v] for v in self.placed}, nodes)])
+        return Evaluation(
+            makespan_ns=makespan,
+            score=raw_score(self.problem, makespan),
+            utilisation=busy / (self._gpus * makespan) if makespan else 0.0,
+            peak_bytes=peak,
+            limit_bytes=self.limit_bytes,
+        )
+
+    def _run(self, plan: Plan) -> tuple[Run, list[Node]]:
+        places = [self._place(plan[v]) for v in self.placed]
+        pattern = self._pattern(places)
+        skeleton = self._skeletons.get(pattern)
+        if skeleton is None:
+            skeleton = self._skeletons[pattern] = self._skeleton(plan)
+        nodes = self._nodes(skeleton, plan)
+        times = self._kind_times(nodes, plan, places)
+        duration = [times[k] for k in skeleton.kind_of]
+        groups, conflicts = self._resources(places)
+        return list_schedule(skeleton, groups, conflicts, duration), nodes
+
+    def _resources(self, places: Sequence[_Place]) -> tuple[list[int], list[list[int]]]:
+        """Number of each vertex's allocation among the distinct ones, and which of those overlap which."""
+        index: dict[int, int] = {}
+        distinct: list[_Place] = []
+        groups = []
+        for p in places:
+            if p.sigma not in index:
+                index[p.sigma] = len(distinct)
+                distinct.append(p)
+            groups.append(index[p.sigma])
+        conflicts = [[j for j, b in enumerate(distinct) if self._overlap(a, b)] for a in distinct]
+        return groups, conflicts
+
+    def operator_ns(self, vertex: str, placement: Placement) -> int:
+        """Estimated time T_op [ns] of `vertex` alone and whole."""
+        key = (vertex, "whole", self._place(placement).shape)
+        known = self._times.get(key)
+        if known is None:
+            parts = self.model.operator(self.analysis.vertex[vertex], placement)
+            known = self._times[key] = nanoseconds(parts)
+        return known
+
+    def critical_time(self, plan: Plan) -> dict[str, int]:
+        """Time [ns] that each placed vertex, with the transfers made for it, has on the critical path."""
+        run, _ = self._run(plan)
+        weights = dict.fromkeys(self.placed, 0)
+        for x in critical_path(run):
+            node = run.skeleton.kinds[run.skeleton.kind_of[x]]
+            for name in node.members or (node.vertex,):
+                if name in weights:
+                    weights[name] += run.duration[x]
+        return weights
+
+
+def _owner(node: Node) -> str:
+    """The vertex whose allocation `node` reserves."""
+    return node.members[0] if node.members else node.vertex

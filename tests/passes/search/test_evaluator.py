@@ -1,0 +1,67 @@
+"""The fast evaluator and the readable passes agree to the nanosecond and to the byte."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ir_schema.problem import Placement, Problem
+from ir_schema.stages import Configuration
+from passes.evaluate import evaluate
+from passes.search.evaluator import Evaluator
+from passes.search.skeleton import critical_path
+from tests.strategies import configurations, placements
+
+CASES = sorted((Path(__file__).parents[2] / "cases").glob("*/*.json"))
+
+relaxed = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def read_case(path: Path) -> Configuration:
+    raw = json.loads(path.read_text())
+    raw.pop("fields"), raw.pop("expected")
+    problem = msgspec.convert(raw, Problem)
+    plan = {v: msgspec.convert(msgspec.to_builtins(p), Placement) for v, p in problem.plan.items()}
+    return Configuration(problem=msgspec.structs.replace(problem, plan={}), plan=plan)
+
+
+def assert_same(evaluator: Evaluator, configuration: Configuration) -> None:
+    slow, fast = evaluate(configuration), evaluator.evaluate(configuration.plan)
+    assert fast.makespan_ns == slow.makespan_ns
+    assert fast.peak_bytes == slow.max_peak_bytes
+    assert fast.score == slow.score_tokens_per_s
+    assert fast.score * fast.penalty == slow.score_pen
+    assert fast.utilisation == slow.utilisation
+    assert fast.feasible == slow.memory_feasible
+    run, _ = evaluator._run(configuration.plan)
+    assert critical_path(run) == list(slow.critical_path)
+    assert run.order == list(slow.placement_order)
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda p: f"{p.parent.name}/{p.stem[:2]}")
+def test_worked_cases(path):
+    configuration = read_case(path)
+    assert_same(Evaluator(configuration.problem), configuration)
+
+
+@relaxed
+@given(st.booleans().flatmap(lambda printed: configurations(as_printed=printed)), st.data())
+def test_random_plans(configuration, data):
+    """Several plans of one problem, so that what is kept from one plan is right for the next."""
+    problem = configuration.problem
+    evaluator = Evaluator(problem)
+    pool = [data.draw(placements(problem.device_space)) for _ in range(3)] + list(configuration.plan.values())
+    assert_same(evaluator, configuration)
+    for _ in range(4):
+        plan = {v: data.draw(st.sampled_from(pool)) for v in configuration.plan}
+        if data.draw(st.booleans()):
+            plan = {
+                v: msgspec.structs.replace(p, waves=data.draw(st.sampled_from([1, 2])))
+                if problem.graph.vertices[evaluator.analysis.index[v]].role == "generation"
+                else p
+                for v, p in plan.items()
+            }
+        assert_same(evaluator, msgspec.structs.replace(configuration, plan=plan))
