@@ -1,0 +1,22 @@
+"""Problems that the driver's tests share."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ir_schema.problem import Problem
+
+CASES = Path(__file__).parents[1] / "cases"
+
+
+def case_problem(path: Path) -> Problem:
+    """The problem of a worked case, without the expected numbers."""
+    case = msgspec.json.decode(path.read_bytes())
+    del case["fields"], case["expected"]
+    return msgspec.convert(case, Problem)
+
+
+@pytest.fixture(scope="session")
+def problem() -> Problem:
+    return case_problem(CASES / "decided" / "01-ppo-sync-colocated-one-layout.json")
