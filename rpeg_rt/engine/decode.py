@@ -85,7 +85,8 @@ class Decoder:
         """
         length = hidden.size(1)
         cos, sin = (t[:length, None, :] for t in (self._cos, self._sin))
-        keys, values = [], []
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
         for layer in self._layers:
             query, key, value = self._attention_inputs(layer, hidden, cos, sin)
             q, k, v = (t.transpose(1, 2) for t in (query, key, value))
@@ -154,8 +155,7 @@ class Decoder:
             parts = [torch.empty_like(packed) for _ in range(self._tensor)]
             dist.all_gather(parts, packed.contiguous(), group=self._group)
             sharing = self._tensor // self._spec.query_groups
-            packed = torch.cat(parts, dim=-1).unflatten(-1, (self._spec.query_groups, -1))
-            packed = packed[..., self._rank // sharing, :]
+            packed = torch.cat(parts, dim=-1).chunk(self._spec.query_groups, dim=-1)[self._rank // sharing]
             count = query // sharing
             first = self._rank % sharing * count
         heads = packed.view(*both, self._groups_here, query + 2, self._width)

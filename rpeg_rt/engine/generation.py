@@ -151,37 +151,42 @@ class Generation:
     def _round(self, chunk: _Chunk) -> None:
         """One more token for every sequence of the chunk, as far as this stage is concerned."""
         groups = self._groups
-        prompts = None
         if chunk.cache is None:
-            prompts, which = torch.unique(chunk.rows // self._rollouts, return_inverse=True)
-            lengths = self._lengths[prompts]
-            shape = (len(prompts), int(lengths.max()), self._model.config.hidden_size)
+            hidden, newest = self._prefill(chunk)
         else:
-            shape = (len(chunk.rows), 1, self._model.config.hidden_size)
-        if not groups.is_first_stage:
-            hidden = torch.empty(shape, dtype=self._model.config.params_dtype, device=device())
-            dist.recv(hidden, groups.stage_rank(groups.place.pipeline - 1))
-        elif prompts is not None:
-            hidden = self._decoder.embed(self._left_aligned(prompts, shape[1]))
+            hidden = newest = self._decode(chunk, chunk.cache)
+        if groups.is_last_stage:
+            chunk.pending = self._choose(chunk, self._decoder.logits(newest))
         else:
-            newest = self._tokens[chunk.rows, chunk.count - 1]
-            hidden = self._decoder.embed(newest.clamp(min=0).long())[:, None]
-        if prompts is None:
-            assert chunk.cache is not None
-            hidden = self._decoder.decode(hidden[:, 0], chunk.cache, chunk.alive)[:, None]
-        else:
-            slots = shape[1] + self._limit
-            hidden, chunk.cache = self._decoder.prefill(hidden, lengths, slots, which)
-        if not groups.is_last_stage:
             self._sender.send(hidden, groups.stage_rank(groups.place.pipeline + 1))
-        else:
-            if prompts is None:
-                logits = self._decoder.logits(hidden[:, 0])
-            else:
-                last = hidden[torch.arange(len(prompts), device=device()), lengths - 1]
-                logits = self._decoder.logits(last)[which]
-            chunk.pending = self._choose(chunk, logits)
         chunk.waiting = True
+
+    def _prefill(self, chunk: _Chunk) -> tuple[Tensor, Tensor]:
+        """Run the chunk's prompts, each once: their hidden states [n, s, h], and the last of each row."""
+        prompts, which = torch.unique(chunk.rows // self._rollouts, return_inverse=True)
+        lengths = self._lengths[prompts]
+        longest = int(lengths.max())
+        if self._groups.is_first_stage:
+            hidden = self._decoder.embed(self._left_aligned(prompts, longest))
+        else:
+            hidden = self._receive(len(prompts), longest)
+        hidden, chunk.cache = self._decoder.prefill(hidden, lengths, longest + self._limit, which)
+        return hidden, hidden[torch.arange(len(prompts), device=device()), lengths - 1][which]
+
+    def _decode(self, chunk: _Chunk, cache: Cache) -> Tensor:
+        """Run the chunk's newest tokens: hidden states [b, h]."""
+        if self._groups.is_first_stage:
+            newest = self._tokens[chunk.rows, chunk.count - 1]
+            hidden = self._decoder.embed(newest.clamp(min=0).long())
+        else:
+            hidden = self._receive(len(chunk.rows))
+        return self._decoder.decode(hidden, cache, chunk.alive)
+
+    def _receive(self, *shape: int) -> Tensor:
+        config = self._model.config
+        hidden = torch.empty(*shape, config.hidden_size, dtype=config.params_dtype, device=device())
+        dist.recv(hidden, self._groups.stage_rank(self._groups.place.pipeline - 1))
+        return hidden
 
     def _left_aligned(self, prompts: Tensor, length: int) -> Tensor:
         rows, lengths = self._prompts[prompts].long(), self._lengths[prompts]

@@ -65,7 +65,7 @@ class CausalAttention(torch.nn.Module):
         return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
 
 
-class SelfAttention(attention.SelfAttention):
+class SelfAttention(attention.SelfAttention):  # type: ignore[misc]
     """Megatron's self-attention where tensor ranks outnumber key/value heads.
 
     Megatron then gathers the projections over the global tensor-parallel group and asks for its global
@@ -151,7 +151,8 @@ class Model(MegatronModule):  # type: ignore[misc]
                 vocabulary, spec.hidden, init_method=None, config=config, tp_group=tp
             )
         self.decoder = _decoder(spec, groups, config)
-        self.lm_head = self.value_head = None
+        self.lm_head: Any = None
+        self.value_head: Any = None
         if self.post_process and spec.has_lm_head:
             tied_here = self.pre_process and spec.tied_embeddings
             self.lm_head = ColumnParallelLinear(
@@ -165,7 +166,8 @@ class Model(MegatronModule):  # type: ignore[misc]
             )
         if self.post_process and spec.has_scalar_head:
             self.value_head = ScalarHead(spec.hidden, precision)
-        self.register_buffer("rotary", rotary_table(spec, positions).to(device()), persistent=False)
+        angles = rotary_table(spec, positions, torch.promote_types(precision, torch.float32))
+        self.register_buffer("rotary", angles.to(device()), persistent=False)
         self._mark_parameters()
 
     def _mark_parameters(self) -> None:
@@ -175,8 +177,11 @@ class Model(MegatronModule):  # type: ignore[misc]
                 axis = 1 if isinstance(module, RowParallelLinear) else 0
                 if module.weight is not None and not hasattr(module.weight, "tensor_model_parallel"):
                     set_tensor_model_parallel_attributes(module.weight, True, axis, 1)
-        if self.share_embeddings_and_output_weights and self.post_process and not self.pre_process:
-            self.lm_head.weight.shared = True
+        tied_apart = self.share_embeddings_and_output_weights and self.pre_process != self.post_process
+        if tied_apart:
+            weight: Any = self.shared_embedding_or_output_weight()
+            weight.shared_embedding = True  # Its gradients get a bucket that both stages cut alike.
+            weight.shared = self.post_process  # Counted once in the gradient norm.
 
     def shared_embedding_or_output_weight(self) -> Tensor:
         """The tied weight of an end stage."""
@@ -231,10 +236,10 @@ def _decoder(spec: ModelSpec, groups: LayoutGroups, config: Any) -> Any:
     )
 
 
-def rotary_table(spec: ModelSpec, positions: int) -> Tensor:
-    """Rotation angles [positions, 1, 1, d_h] in float32, scaled as published configs say."""
+def rotary_table(spec: ModelSpec, positions: int, dtype: torch.dtype) -> Tensor:
+    """Rotation angles [positions, 1, 1, d_h], scaled as published configs say."""
     width = spec.head_width
-    frequency = 1.0 / spec.rope_theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
+    frequency = 1.0 / spec.rope_theta ** (torch.arange(0, width, 2, dtype=dtype) / width)
     scaling = spec.rope_scaling
     if scaling is not None and scaling.kind == "linear":
         frequency = frequency / scaling.factor
@@ -244,7 +249,7 @@ def rotary_table(spec: ModelSpec, positions: int) -> Tensor:
         turns = original * frequency / (2 * math.pi)
         smooth = ((turns - low) / (high - low)).clamp(0, 1)
         frequency = (1 - smooth) * frequency / scaling.factor + smooth * frequency
-    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequency)
+    angles = torch.outer(torch.arange(positions, dtype=dtype), frequency)
     return torch.cat([angles, angles], dim=-1)[:, None, None, :]
 
 
@@ -285,5 +290,5 @@ def token_logp(logits: Tensor, target: Tensor, group: Any) -> Tensor:
 
     Megatron's own cross-entropy uses the global tensor-parallel group.
     """
-    result: Tensor = _TokenLogProbability.apply(logits, target, group)
+    result: Tensor = _TokenLogProbability.apply(logits, target, group)  # type: ignore[no-untyped-call]
     return result

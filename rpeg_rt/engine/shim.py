@@ -153,7 +153,7 @@ def optimizer_construction(
     parameters = list(parameters)
     for p in parameters:
         spelling = _TYPES.get(p.dtype, "torch.cuda.FloatTensor")
-        p.type = lambda spelling=spelling: spelling  # type: ignore[method-assign,assignment,misc]
+        p.type = lambda spelling=spelling: spelling  # type: ignore[method-assign,assignment]
     optimizer: Any = megatron.core.optimizer
     real = optimizer.torch
     distributed = _Facade(

@@ -58,7 +58,7 @@ def move_fragments(
     }
     sent = exchange(sends, receives, tag)
     for rank, parts in incoming.items():
-        for part, values in zip(parts, receives[rank].split([p.numel() for p in parts]), strict=True):
+        for part, values in zip(parts, torch.split(receives[rank], [p.numel() for p in parts]), strict=True):
             part.copy_(values.view(part.shape))
     return sent
 
