@@ -1,0 +1,211 @@
+"""Time of the matrix products and of attention on one GPU, kernel by kernel (`03-cost`, `megatron` 1-7, 11).
+
+A kernel takes the longest of its arithmetic, its memory traffic and the shortest time a kernel takes; the
+arithmetic runs at F_peak * rows/(rows + gamma_M) * w/(w + gamma_K), w the narrower side of the weight. All
+functions take arrays: one entry per microbatch.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ir_schema.hardware import Hardware
+from ir_schema.model import ModelSpec, padded_vocabulary
+from ir_schema.problem import Layout
+from passes.cost.parameters import attention_shape, has_experts, is_full_attention, stage_layers
+
+Array = NDArray[np.float64]
+Kind = tuple[bool, bool]
+"""Whether a layer attends to everything, and whether it holds experts."""
+
+
+class Work(NamedTuple):
+    """What one replica pushes through a stage at once; every entry of the arrays is one microbatch.
+
+    `sequences` of `tokens` new tokens each, `heads` of which reach the head; `context` is the number of
+    earlier tokens that every new one attends to (a decode step), or None for a causal pass.
+    """
+
+    sequences: float
+    tokens: Array
+    heads: Array
+    context: Array | None = None
+
+
+@lru_cache(maxsize=4096)
+def stage_kinds(spec: ModelSpec, pipeline_parallel: int) -> tuple[tuple[tuple[Kind, int], ...], ...]:
+    """How many layers of each kind every stage has."""
+    return tuple(
+        tuple(
+            Counter(
+                (is_full_attention(spec, i), has_experts(spec, i))
+                for i in stage_layers(spec, pipeline_parallel, stage)
+            ).items()
+        )
+        for stage in range(pipeline_parallel)
+    )
+
+
+@lru_cache(maxsize=4096)
+def attention_weights(spec: ModelSpec, full: bool, tensor_parallel: int) -> tuple[tuple[int, int], ...]:
+    """(columns, rows) of a layer's attention projections on one tensor rank, the output projection last."""
+    d = spec.hidden
+    if spec.latent_attention is not None:
+        mla, heads = spec.latent_attention, -(-spec.attention_heads // tensor_parallel)
+        key = heads * (mla.nope_head + mla.rope_head)
+        query = ((mla.query_rank, d), (key, mla.query_rank)) if mla.query_rank else ((key, d),)
+        expanded = heads * (mla.nope_head + mla.value_head)
+        return (
+            *query,
+            (mla.kv_rank + mla.rope_head, d),
+            (expanded, mla.kv_rank),
+            (d, heads * mla.value_head),
+        )
+    shape = attention_shape(spec, full, tensor_parallel)
+    query_width, key = shape.heads * shape.width, shape.kv_heads * shape.width
+    return (query_width + key * (1 if shape.shared_projection else 2), d), (d, query_width)
+
+
+@lru_cache(maxsize=4096)
+def feed_forward_weights(spec: ModelSpec, moe: bool, tensor_parallel: int) -> tuple[tuple[int, int], ...]:
+    """(columns, rows) of what every token meets in a layer's feed-forward part on one tensor rank: all of a
+    dense one, router and shared experts of the other."""
+    if not moe:
+        return _feed_forward(spec, spec.ffn, tensor_parallel)
+    assert spec.experts is not None
+    router = (spec.experts.routed, spec.hidden)
+    shared = spec.experts.shared_ffn
+    return (router, *_feed_forward(spec, shared, tensor_parallel)) if shared else (router,)
+
+
+def _feed_forward(spec: ModelSpec, width: int, tensor_parallel: int) -> tuple[tuple[int, int], ...]:
+    local = -(-width // tensor_parallel)
+    return ((2 if spec.gated_ffn else 1) * local, spec.hidden), (spec.hidden, local)
+
+
+def sequence_parallel(spec: ModelSpec, layout: Layout, *, decoding: bool) -> bool:
+    """Whether tensor ranks hold different tokens between the products: with experts, except in generation."""
+    return spec.experts is not None and layout.tensor_parallel > 1 and not decoding
+
+
+class Compute:
+    """Kernel times on one machine."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        self.hardware = hardware
+
+    def product(self, rows: Array, columns: int, inner: int, width: int) -> Array:
+        """[rows, inner] times [inner, columns], `width` bytes per element."""
+        h = self.hardware
+        narrow = min(columns, inner)
+        rate = h.peak_flops * rows / (rows + h.gamma_M) * narrow / (narrow + h.gamma_K)
+        arithmetic = 2.0 * rows * columns * inner / rate
+        traffic = width * (rows * inner + float(columns) * inner + rows * columns) / h.memory_bandwidth
+        return np.maximum(np.maximum(arithmetic, traffic), h.kernel_seconds)
+
+    def attention(self, spec: ModelSpec, kind: Kind, layout: Layout, work: Work) -> Array:
+        """Scores and values of one layer; a causal pass counts half of the square."""
+        h, s, decoding = self.hardware, spec.bytes_per_parameter, work.context is not None
+        window = None if kind[0] else spec.sliding_window
+        if work.context is not None:
+            reach = work.context if window is None else np.minimum(work.context, float(window))
+            pairs = work.sequences * reach
+        else:
+            pairs = work.sequences * causal_pairs(work.tokens, window) / layout.context_parallel
+        rows = work.sequences * work.tokens / layout.context_parallel
+        if spec.latent_attention is not None:
+            mla, heads = spec.latent_attention, -(-spec.attention_heads // layout.tensor_parallel)
+            key, value = mla.nope_head + mla.rope_head, mla.value_head
+            if decoding:
+                key, value = mla.kv_rank + mla.rope_head, mla.kv_rank
+            flops = 2.0 * pairs * heads * (key + value)
+            elements = pairs * (mla.kv_rank + mla.rope_head) if decoding else 2 * rows * heads * (key + value)
+        else:
+            shape = attention_shape(spec, kind[0], layout.tensor_parallel)
+            flops = 4.0 * pairs * shape.heads * shape.width
+            stored = pairs if decoding else rows
+            elements = 2 * (stored * shape.kv_heads + rows * shape.heads) * shape.width
+        arithmetic, traffic = flops / h.peak_flops, elements * s / h.memory_bandwidth
+        return np.maximum(np.maximum(arithmetic, traffic), h.kernel_seconds)
+
+    def experts(self, spec: ModelSpec, layout: Layout, rows: Array) -> Array:
+        """The routed experts of one layer under balanced routing, `rows` tokens entering on this GPU."""
+        assert spec.experts is not None
+        e = spec.experts
+        copies = expert_copies(spec, rows)
+        local = -(-e.routed // layout.expert_parallel)
+        touched = np.minimum(copies, 1.0) if local == 1 else local * (1.0 - (1.0 - 1.0 / local) ** copies)
+        each = copies / touched
+        total = np.zeros_like(each)
+        for columns, inner in _feed_forward(spec, e.ffn, 1):
+            total = total + touched * self.product(each, columns, inner, spec.bytes_per_parameter)
+        return total
+
+    def layer(self, spec: ModelSpec, kind: Kind, layout: Layout, work: Work, *, decoding: bool) -> Array:
+        """One layer's forward pass."""
+        rows = work.sequences * work.tokens / layout.context_parallel
+        total = self.attention(spec, kind, layout, work)
+        weights = (
+            *attention_weights(spec, kind[0], layout.tensor_parallel),
+            *feed_forward_weights(spec, kind[1], layout.tensor_parallel),
+        )
+        for columns, inner in weights:
+            total = total + self.product(rows, columns, inner, spec.bytes_per_parameter)
+        if kind[1]:
+            spread = layout.tensor_parallel if sequence_parallel(spec, layout, decoding=decoding) else 1
+            total = total + self.experts(spec, layout, rows / spread)
+        return total
+
+    def head(self, spec: ModelSpec, layout: Layout, work: Work) -> Array:
+        """The heads' forward pass on the last stage."""
+        rows = work.sequences * work.heads / layout.context_parallel
+        total = np.zeros_like(rows)
+        if spec.has_lm_head:
+            columns = padded_vocabulary(spec.vocabulary, layout.tensor_parallel) // layout.tensor_parallel
+            total = total + self.product(rows, columns, spec.hidden, spec.bytes_per_parameter)
+        if spec.has_scalar_head:
+            traffic = rows * spec.hidden * spec.bytes_per_parameter / self.hardware.memory_bandwidth
+            total = total + np.maximum(traffic, self.hardware.kernel_seconds)
+        return total
+
+    def busiest_stage(
+        self, spec: ModelSpec, layout: Layout, work: Work, passes: tuple[int, int], *, decoding: bool
+    ) -> Array:
+        """Time per microbatch of the stage that takes longest; `passes` counts forward equivalents of the
+        layers and of the head."""
+        stages = stage_kinds(spec, layout.pipeline_parallel)
+        layers = {
+            kind: passes[0] * self.layer(spec, kind, layout, work, decoding=decoding)
+            for kind in {kind for stage in stages for kind, _ in stage}
+        }
+        head = passes[1] * self.head(spec, layout, work)
+        times = [_weighted(stage, layers) for stage in dict.fromkeys(stages[:-1])]
+        worst = _weighted(stages[-1], layers) + head
+        for time in times:
+            worst = np.maximum(worst, time)
+        return worst
+
+
+def _weighted(stage: Sequence[tuple[Kind, int]], layers: dict[Kind, Array]) -> Array:
+    total = layers[stage[0][0]] * stage[0][1]
+    for kind, count in stage[1:]:
+        total = total + layers[kind] * count
+    return total
+
+
+def causal_pairs(tokens: Array, window: int | None) -> Array:
+    """Query-key pairs of one sequence: half the square, or what a sliding window leaves of it."""
+    if window is None:
+        return tokens * tokens / 2.0
+    inside = np.minimum(tokens, float(window))
+    return inside * inside / 2.0 + (tokens - inside) * window
+
+
+def expert_copies(spec: ModelSpec, rows: Array) -> Array:
+    """Token copies that the experts of one GPU receive when `rows` tokens enter on each GPU."""
+    assert spec.experts is not None
+    return rows * spec.experts.top_k * spec.experts.skew
