@@ -1,0 +1,221 @@
+"""The command line `rpeg-rt`: run a plan, verify a trace, show a trace.
+
+The last line on standard error names the exit code whenever it is not 0.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from rpeg_rt.failure import ExitCode, RunError
+
+if TYPE_CHECKING:
+    from rpeg_rt.controller import StepReport
+
+_MEANING = {
+    ExitCode.USAGE: "usage or file",
+    ExitCode.REFUSED: "refused before the start",
+    ExitCode.WORKER_LOST: "worker lost",
+    ExitCode.STALLED: "stalled or timed out",
+    ExitCode.USER_CODE: "verifier or data failed",
+    ExitCode.VERIFICATION: "verification failed",
+    ExitCode.NUMERIC: "numeric failure",
+    ExitCode.INTERRUPTED: "interrupted",
+}
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_FILE = click.Path(path_type=Path)
+
+HELP = """Execute a plan exactly as it stands, on persistent workers, and prove it from the trace.
+
+\b
+  rpeg-rt plan.exe.json                            run it for as many steps as it says
+  rpeg-rt plan.exe.json --steps 20 --trace t.jsonl run 20 steps and keep the trace
+  rpeg-rt verify t.jsonl plan.exe.json             check a trace against its plan
+  rpeg-rt trace t.jsonl --perfetto t.json          a timeline for ui.perfetto.dev
+
+\b
+Exit codes: 0 done, 2 usage or file, 3 refused before the start, 4 worker lost, 5 stalled or
+timed out, 6 verifier or data failed, 7 verification failed, 8 numeric failure, 130 interrupted.
+"""
+
+
+@click.command("run", context_settings=_CONTEXT)
+@click.argument("plan", type=_FILE)
+@click.option("--steps", type=click.IntRange(min=1), help="RL steps to run (default: the plan's).")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    help="Seed of data order, weights and sampling (default: the plan's).",
+)
+@click.option(
+    "--slots",
+    type=click.IntRange(min=1),
+    help="Workers that this machine may host (default: what the plan uses).",
+)
+@click.option("--trace", type=_FILE, help="Write the trace here, one JSON line per event.")
+@click.option("--metrics", type=_FILE, help="Write each step's figures here, one JSON line per step.")
+@click.option(
+    "--data",
+    type=_FILE,
+    help="Directory of prompts, tokenizer and verifiers (default: the plan's, or the current).",
+)
+@click.option(
+    "--node-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Longest time of one node (or 20 times its predicted time) before the run counts as stalled.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress on standard error.")
+def run_command(
+    *,
+    plan: Path,
+    steps: int | None,
+    seed: int | None,
+    slots: int | None,
+    trace: Path | None,
+    metrics: Path | None,
+    data: Path | None,
+    node_seconds: float,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Run a plan."""
+    from rpeg_rt.run import Settings, execute
+    from rpeg_rt.summary import render
+
+    settings = Settings(
+        steps=steps,
+        seed=seed,
+        slots=slots,
+        trace=trace,
+        metrics=metrics,
+        data=data,
+        node_seconds=node_seconds,
+    )
+    outcome = execute(plan, settings, _progress(quiet))
+    click.echo(msgspec.json.encode(outcome).decode() if as_json else render(outcome))
+
+
+@click.command("verify", context_settings=_CONTEXT)
+@click.argument("trace", type=_FILE)
+@click.argument("plan", type=_FILE)
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as one JSON object.")
+def verify_command(*, trace: Path, plan: Path, as_json: bool) -> None:
+    """Check that TRACE shows the execution of PLAN: bindings, layouts, dependences, exclusivity, versions
+    and staleness, bytes and rows moved, phases, order, and the integrity of both files."""
+    from rpeg_rt.failure import VerificationError
+    from rpeg_rt.verify import verify_file
+
+    verdict = verify_file(trace, plan)
+    if as_json:
+        click.echo(msgspec.json.encode(verdict).decode())
+    elif not verdict.violations:
+        ended = (
+            ""
+            if verdict.exit_code == 0
+            else f"; the run itself ended early with exit code {verdict.exit_code}"
+        )
+        click.echo(f"verified: {verdict.nodes} nodes follow plan {verdict.plan[:16]}{ended}")
+    if verdict.violations:
+        raise VerificationError(verdict.violations)
+
+
+@click.command("trace", context_settings=_CONTEXT)
+@click.argument("trace", type=_FILE)
+@click.option(
+    "--perfetto", type=_FILE, required=True, help="Write Chrome trace JSON here (opens in ui.perfetto.dev)."
+)
+def trace_command(*, trace: Path, perfetto: Path) -> None:
+    """Convert TRACE to a timeline with one track per GPU."""
+    from rpeg_rt.failure import FileError
+    from rpeg_rt.perfetto import write_perfetto
+    from rpeg_rt.trace import BrokenTraceError, read_trace
+
+    try:
+        write_perfetto(read_trace(trace), perfetto)
+    except BrokenTraceError as exc:
+        raise FileError(f"{trace}: {exc}") from exc
+
+
+class _MainVerb(click.Group):
+    """A group whose first argument may be a plan: then, or if it is an option, it runs it."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in self.commands:
+            return super().resolve_command(ctx, args)
+        return ctx.info_name, run_command, args
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
+            args = ["--", *args]
+        return super().parse_args(ctx, args)
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage("rpeg-rt", "PLAN [OPTIONS]")
+        formatter.write_usage("rpeg-rt", "COMMAND [ARGS]...", prefix="       ")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        run_command.format_options(
+            click.Context(run_command, help_option_names=ctx.help_option_names), formatter
+        )
+        self.format_commands(ctx, formatter)
+
+
+@click.group(cls=_MainVerb, help=HELP, context_settings=_CONTEXT)
+def cli() -> None:
+    """The root of the command line."""
+
+
+cli.add_command(verify_command)
+cli.add_command(trace_command)
+
+
+def _progress(quiet: bool) -> Callable[["StepReport", int], None]:
+    """Tells standard error about the run, at most twice a second."""
+    last = 0.0
+
+    def tell(report: "StepReport", steps: int) -> None:
+        nonlocal last
+        from rpeg_rt.run import reward_of
+
+        now = time.monotonic()
+        if quiet or (now - last < 0.5 and report.step + 1 < steps):
+            return
+        last = now
+        reward = reward_of(report)
+        figure = "" if reward is None else f"  reward {reward:.3f}"
+        click.echo(f"step {report.step + 1}/{steps}  {report.finished_ns / 1e9:.1f} s{figure}", err=True)
+
+    return tell
+
+
+def _fail(code: ExitCode, message: str) -> int:
+    click.echo(f"error: {message}", err=True)
+    click.echo(f"rpeg-rt: exit code {int(code)} ({_MEANING[code]})", err=True)
+    return int(code)
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    arguments = sys.argv[1:] if args is None else args
+    try:
+        result = cli.main(args=arguments or ["--help"], prog_name="rpeg-rt", standalone_mode=False)
+    except click.exceptions.Exit as exc:
+        return exc.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return _fail(ExitCode.INTERRUPTED, "interrupted")
+    except click.ClickException as exc:
+        return _fail(ExitCode.USAGE, exc.format_message())
+    except RunError as exc:
+        text = str(exc)
+        return _fail(exc.code, f"\n{text}" if text.startswith("  - ") else text)
+    return result if isinstance(result, int) else 0

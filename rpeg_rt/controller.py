@@ -1,0 +1,361 @@
+"""The controller: dispatches node instances to workers and host as completions allow, and records it all.
+
+One thread sleeps in the fleet's selector; verifiers run beside it and wake it. Every way in which a run can
+end passes through `Controller.run`, which leaves no worker behind and a trace complete to that point.
+"""
+
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as package_version
+
+from ir_schema.envelope import canonical
+from rpeg_rt.commands import Commander
+from rpeg_rt.dispatch import Dispatcher, Instance
+from rpeg_rt.failure import (
+    ExitCode,
+    InterruptedRunError,
+    NumericError,
+    RunError,
+    StalledError,
+    WorkerLostError,
+)
+from rpeg_rt.fleet import Fleet, Lost, Received
+from rpeg_rt.host import Host, Verified
+from rpeg_rt.load import Plan
+from rpeg_rt.protocol import Done, Failed, Hello, Ready, Start
+from rpeg_rt.realise import Realisation
+from rpeg_rt.trace import VERSION, Complete, Dispatch, Footer, Header, Part, TraceWriter
+
+START_SECONDS = 300.0
+GRACE_SECONDS = 1.0
+PREDICTION_FACTOR = 20.0
+
+
+@dataclass
+class StepReport:
+    """One RL step all of whose Ops are complete: when, and the figures that its workers reported, by vertex."""
+
+    step: int
+    finished_ns: int = 0
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+@dataclass
+class _Running:
+    """A node instance between dispatch and completion; `done` holds the reports that have come."""
+
+    deadline: float
+    workers: tuple[int, ...]
+    done: dict[int, Done] = field(default_factory=dict)
+    started_ns: int = 0
+
+
+class Controller:
+    """One run of a plan over `steps` RL steps.
+
+    `node_seconds` bounds the time of any one node (or 20 times its predicted time, where that is more).
+    `on_step` is called with each finished step, in order. `started_ns` is when the workers were ready.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        realisation: Realisation,
+        *,
+        steps: int,
+        seed: int,
+        trace: TraceWriter,
+        node_seconds: float,
+        on_step: Callable[[StepReport], None],
+    ) -> None:
+        self.plan, self.realisation, self.steps, self.seed = plan, realisation, steps, seed
+        self.trace, self.node_seconds, self.on_step = trace, node_seconds, on_step
+        template = plan.executable.template
+        self.dispatcher = Dispatcher(template, steps, realisation.reservations(), realisation.generation)
+        self.fleet = Fleet(realisation.world)
+        self._running: dict[Instance, _Running] = {}
+        self._verified: deque[Verified] = deque()
+        self._reports: dict[int, StepReport] = {}
+        self._ops_left: dict[int, int] = {}
+        self._ops = sum(n.kind == "Op" for n in template)
+        self._interrupted = False
+        self._dispatched = 0
+        self._next_report = 0
+        self._origin = time.monotonic_ns()
+        self.started_ns = 0
+        self.finished_ns = 0
+
+    def run(self, host: Callable[[Callable[[Verified], None]], Host]) -> None:
+        """Run to the end. Raises RunError for every way of not getting there.
+
+        `host` makes the host part of the run, given what to call with each verified instance.
+        """
+        self.trace.write(self._header())
+        code, message = ExitCode.DONE, ""
+        try:
+            with self._signals():
+                self.host = host(self._on_verified)
+                self.commander = Commander(self.realisation, self.host)
+                self._start_workers()
+                self.started_ns = self._now()
+                self._loop()
+                self.finished_ns = self._now()
+        except RunError as exc:
+            code, message = exc.code, str(exc)
+            raise
+        finally:
+            self.fleet.close()
+            self.trace.write(
+                Footer(
+                    time_ns=self._now(),
+                    exit_code=int(code),
+                    message=message,
+                    dispatched=self._dispatched,
+                    completed=self.dispatcher.completed,
+                )
+            )
+
+    # The run ---------------------------------------------------------------------------------------------
+
+    def _start_workers(self) -> None:
+        start = Start(
+            executable=canonical(self.plan.executable),
+            seed=self.seed,
+            store=str(self.fleet.directory / "store"),
+            origin_ns=self._origin,
+            eos=self.host.tokenizer.eos,
+        )
+        self.fleet.start()
+        waiting = set(range(self.realisation.world))
+        deadline = time.monotonic() + START_SECONDS
+        while waiting:
+            for received in self._events(deadline):
+                if isinstance(received.frame, Hello):
+                    self.fleet.send(received.rank, start)
+                elif isinstance(received.frame, Ready):
+                    waiting.discard(received.rank)
+            if waiting and time.monotonic() >= deadline:
+                raise StalledError(
+                    f"{self._name_workers(waiting)} did not get ready in {START_SECONDS:.0f} s"
+                )
+
+    def _loop(self) -> None:
+        self._dispatch()
+        while not self.dispatcher.finished:
+            if not self._running:
+                waiting = (
+                    ", ".join(self._describe(x) for x in self.dispatcher.waiting()) or "nothing is ready"
+                )
+                raise StalledError(f"the plan cannot go on: {waiting}")
+            deadline = min(r.deadline for r in self._running.values())
+            for received in self._events(deadline):
+                if isinstance(received.frame, Done):
+                    self._on_done(received.rank, received.frame)
+            while self._verified:
+                self._on_host_done(self._verified.popleft())
+            now = time.monotonic()
+            for x, running in self._running.items():
+                if running.deadline <= now:
+                    raise self._stalled(x, running)
+
+    def _dispatch(self) -> None:
+        """Start everything that may start."""
+        while (x := self.dispatcher.next()) is not None:
+            bound = self.realisation.bound[x.node]
+            node = bound.node
+            seconds = max(self.node_seconds, PREDICTION_FACTOR * node.time_ns / 1e9)
+            running = _Running(time.monotonic() + seconds, bound.ranks, started_ns=self._now())
+            self._running[x] = running
+            self.trace.write(
+                Dispatch(
+                    time_ns=running.started_ns,
+                    node=x.node,
+                    step=x.step,
+                    kind=node.kind,
+                    vertex=node.vertex,
+                    phase=node.phase,
+                    workers=bound.ranks,
+                )
+            )
+            self._dispatched += 1
+            if bound.on_host:
+                self.commander.verify(x)
+            else:
+                for rank, command in self.commander.commands(x).items():
+                    self.fleet.send(rank, command)
+
+    def _on_done(self, rank: int, done: Done) -> None:
+        x = Instance(done.node, done.step)
+        running = self._running.get(x)
+        if running is None or rank not in running.workers:
+            raise WorkerLostError(f"{self._name_workers([rank])} reported {x}, which it was not asked for")
+        running.done[rank] = done
+        if len(running.done) < len(running.workers):
+            return
+        parts = {
+            r: Part(
+                start_ns=d.start_ns,
+                finish_ns=d.finish_ns,
+                layout=d.layout,
+                reads=d.reads,
+                writes=d.writes,
+                sent=d.sent,
+                received=d.received,
+                rows=d.rows,
+            )
+            for r, d in sorted(running.done.items())
+        }
+        self.commander.record(x, running.done)
+        metrics: dict[str, float] = {}
+        for d in running.done.values():
+            metrics |= d.metrics
+        self._complete(x, Complete(time_ns=self._now(), node=x.node, step=x.step, parts=parts), metrics)
+
+    def _on_host_done(self, verified: Verified) -> None:
+        if verified.error is not None:
+            raise verified.error
+        x, started = verified.x, self._running[verified.x].started_ns
+        rows = self.commander.record_rewards(verified)
+        part = Part(
+            start_ns=started,
+            finish_ns=self._now(),
+            layout="",
+            reads={},
+            writes={},
+            sent={},
+            received={},
+            rows=rows,
+        )
+        event = Complete(time_ns=self._now(), node=x.node, step=x.step, parts={}, host=part)
+        self._complete(x, event, {})
+
+    def _complete(self, x: Instance, event: Complete, metrics: dict[str, float]) -> None:
+        del self._running[x]
+        self.trace.write(event)
+        self.dispatcher.complete(x)
+        node = self.realisation.nodes[x.node]
+        if node.kind == "Op":
+            report = self._reports.setdefault(x.step, StepReport(x.step))
+            report.finished_ns = event.time_ns
+            if metrics:
+                report.metrics[node.vertex] = metrics
+            self._ops_left[x.step] = self._ops_left.get(x.step, self._ops) - 1
+            while self._ops_left.get(self._next_report) == 0:
+                del self._ops_left[self._next_report]
+                self.on_step(self._reports.pop(self._next_report))
+                self._next_report += 1
+        self._dispatch()
+
+    # Events and failures -----------------------------------------------------------------------------------
+
+    def _events(self, deadline: float) -> Iterator[Received]:
+        """Frames that arrive before `deadline`; everything that ends the run is raised."""
+        for event in self.fleet.events(max(0.0, deadline - time.monotonic())):
+            if isinstance(event, Lost):
+                raise self._lost(event)
+            if isinstance(event, Received):
+                if isinstance(event.frame, Failed):
+                    raise self._failed(event.rank, event.frame)
+                yield event
+        if self._interrupted:
+            raise InterruptedRunError("interrupted")
+
+    def _lost(self, event: Lost) -> RunError:
+        if event.rank is None:
+            return WorkerLostError(event.reason)
+        how = self.fleet.explain(event.rank)
+        where = next((self._describe(x) for x, r in self._running.items() if event.rank in r.workers), None)
+        doing = f"while it carried out {where}" if where else "while it had nothing to do"
+        return WorkerLostError(f"{self._name_workers([event.rank])} was lost {doing}: {how}")
+
+    def _failed(self, rank: int, failed: Failed) -> RunError:
+        """What a worker's failure means. That a peer went away is told by all who wait for it, so the one
+        that really went is looked for a moment longer."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        while failed.kind == "peer" and (left := deadline - time.monotonic()) > 0:
+            for event in self.fleet.events(left):
+                if isinstance(event, Lost):
+                    return self._lost(event)
+                if (
+                    isinstance(event, Received)
+                    and isinstance(event.frame, Failed)
+                    and event.frame.kind != "peer"
+                ):
+                    rank, failed = event.rank, event.frame
+        where = "while it started"
+        if failed.node is not None and failed.step is not None:
+            where = f"in {self._describe(Instance(failed.node, failed.step))}"
+        if failed.kind == "numeric":
+            return NumericError(f"{self._name_workers([rank])} {where}: {failed.message}")
+        detail = "".join(f"\n    | {line}" for line in failed.detail.splitlines()[-8:])
+        return WorkerLostError(f"{self._name_workers([rank])} failed {where}: {failed.message}{detail}")
+
+    def _stalled(self, x: Instance, running: _Running) -> RunError:
+        waiting = set(running.workers) - set(running.done)
+        who = self._name_workers(waiting) if running.workers else "its verifier"
+        return StalledError(
+            f"{self._describe(x)} did not complete before its deadline; still waiting for {who}. "
+            "If the work is merely slow, raise --node-seconds"
+        )
+
+    def _describe(self, x: Instance) -> str:
+        n = self.realisation.nodes[x.node]
+        what = f"`{n.vertex}`" if n.kind == "Op" else f"{n.kind} of {n.container or n.model} for `{n.vertex}`"
+        phase = f" phase {n.phase}" if n.phases > 1 else ""
+        return f"{what}{phase} at step {x.step} (node {n.id})"
+
+    def _name_workers(self, ranks: "set[int] | list[int]") -> str:
+        names = ", ".join(f"{r} (GPU {self.realisation.devices[r]}, local host)" for r in sorted(ranks))
+        return f"worker{'s' if len(ranks) > 1 else ''} {names}"
+
+    # Small things ------------------------------------------------------------------------------------------
+
+    def _now(self) -> int:
+        return time.monotonic_ns() - self._origin
+
+    def _on_verified(self, verified: Verified) -> None:
+        self._verified.append(verified)
+        self.fleet.wake()
+
+    def _header(self) -> Header:
+        run = self.plan.executable.problem.run
+        assert run is not None
+        software = {}
+        for name in ("torch", "megatron-core", "numpy"):
+            try:
+                software[name] = package_version(name)
+            except PackageNotFoundError:
+                software[name] = "missing"
+        return Header(
+            version=VERSION,
+            plan=self.plan.id,
+            steps=self.steps,
+            seed=self.seed,
+            precision=run.precision,
+            workers=dict(enumerate(self.realisation.devices)),
+            software=software,
+        )
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM end the run in order (only where signals can be handled: the main thread)."""
+
+        def interrupt(*_: object) -> None:
+            self._interrupted = True
+            self.fleet.wake()
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {s: signal.signal(s, interrupt) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for s, handler in before.items():
+                signal.signal(s, handler)

@@ -1,0 +1,79 @@
+"""Everything that ends a run early, with the exit code that `rpeg-rt` documents for it."""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of `rpeg-rt` (`05-runtime`)."""
+
+    DONE = 0
+    USAGE = 2
+    REFUSED = 3
+    WORKER_LOST = 4
+    STALLED = 5
+    USER_CODE = 6
+    VERIFICATION = 7
+    NUMERIC = 8
+    INTERRUPTED = 130
+
+
+class RunError(Exception):
+    """A run cannot go on. `code` is the exit code, the text says what, where and what to do."""
+
+    code = ExitCode.WORKER_LOST
+
+
+class FileError(RunError):
+    """A file or an option is at fault."""
+
+    code = ExitCode.USAGE
+
+
+class PreflightError(RunError):
+    """The plan does not fit this machine or this runtime; `missing` lists everything that is missing."""
+
+    code = ExitCode.REFUSED
+
+    def __init__(self, missing: list[str]) -> None:
+        self.missing = missing
+        super().__init__("\n".join(f"  - {m}" for m in missing))
+
+
+class WorkerLostError(RunError):
+    """A worker died, or failed in a way that it could not recover from."""
+
+    code = ExitCode.WORKER_LOST
+
+
+class StalledError(RunError):
+    """A node did not complete before its deadline, or nothing can start any more."""
+
+    code = ExitCode.STALLED
+
+
+class UserCodeError(RunError):
+    """A verifier or the data is at fault."""
+
+    code = ExitCode.USER_CODE
+
+
+class VerificationError(RunError):
+    """A trace does not follow its plan; `violations` lists every broken rule found."""
+
+    code = ExitCode.VERIFICATION
+
+    def __init__(self, violations: list[str]) -> None:
+        self.violations = violations
+        super().__init__("\n".join(f"  - {v}" for v in violations))
+
+
+class NumericError(RunError):
+    """A loss or a reward is not a finite number."""
+
+    code = ExitCode.NUMERIC
+
+
+class InterruptedRunError(RunError):
+    """The user asked to stop (Ctrl-C or SIGTERM)."""
+
+    code = ExitCode.INTERRUPTED

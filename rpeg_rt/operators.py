@@ -1,0 +1,167 @@
+"""What a worker computes for an Op: generation, scoring, or optimizer steps, on its replica's rows.
+
+The versions it reports are the ones that its engines say they used.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ir_schema.problem import Placement, RunConfig, Workload
+from rpeg_rt.algorithms import ppo
+from rpeg_rt.algorithms.batch import Metrics, TrainBatch, minibatches
+from rpeg_rt.engine.engine import Engine
+from rpeg_rt.engine.generation import Generation
+from rpeg_rt.engine.groups import LayoutGroups
+from rpeg_rt.engine.training import NumericError, TokenOutputs
+from rpeg_rt.precision import number_type
+from rpeg_rt.rows import block, count, phase_count
+from rpeg_rt.semantics import Generate, Score, Train
+from rpeg_rt.store import Rows
+
+
+@dataclass(frozen=True)
+class Site:
+    """One vertex on this worker: its engine, groups and plan."""
+
+    vertex: str
+    engine: Engine
+    groups: LayoutGroups
+    placement: Placement
+
+    @property
+    def replica(self) -> int:
+        """Index of this worker's data-parallel replica."""
+        assert self.groups.position is not None
+        return self.groups.position.data
+
+
+class Generating:
+    """Generation vertices on this worker; a split generation keeps its state between phases."""
+
+    def __init__(self, run: RunConfig, workload: Workload, seed: int, eos: int | None) -> None:
+        self.run, self.workload, self.seed, self.eos = run, workload, seed, eos
+        self._active: dict[tuple[str, int], Generation] = {}
+
+    def phase(
+        self, site: Site, task: Generate, step: int, phase: int, phases: int, prompts: Rows | None
+    ) -> dict[str, Rows]:
+        """Decode until this phase's share of the replica's sequences has finished, and return it."""
+        w, replicas = self.workload, site.placement.data_parallel
+        key = (site.vertex, step)
+        if prompts is not None:
+            if site.placement.waves > 1:
+                return self._waves(site, task, step, prompts)
+            self._active[key] = self._start(site, step, prompts)
+        local = count(block(w, replicas, site.replica))
+        done = local if phase == phases else phase_count(w, replicas, phase)
+        finished = self._active[key].run_until(min(done, local))
+        if phase == phases:
+            del self._active[key]
+        return self._rows(task, finished.indices, finished.tokens, finished.logp)
+
+    def _rows(self, task: Generate, indices: Tensor, tokens: Tensor, logp: Tensor) -> dict[str, Rows]:
+        if not torch.isfinite(logp).all():
+            raise NumericError("log-probabilities of sampled tokens are not finite")
+        return {
+            task.tokens: Rows(indices, tokens),
+            task.logprobs: Rows(indices, logp.to(getattr(torch, number_type(self.run.precision)))),
+        }
+
+    def _start(self, site: Site, step: int, prompts: Rows) -> Generation:
+        return site.engine.start_generation(
+            prompts.values,
+            prompts.indices.tolist(),
+            self.workload.rollouts,
+            seed=self.seed,
+            step=step,
+            temperature=self.run.temperature,
+            top_p=self.run.top_p,
+            eos=self.eos,
+            microbatches=site.placement.microbatches,
+        )
+
+    def _waves(self, site: Site, task: Generate, step: int, prompts: Rows) -> dict[str, Rows]:
+        """The replica's prompts in `waves` parts, one after the other, to bound the key/value cache."""
+        parts: dict[str, list[Tensor]] = {"indices": [], "tokens": [], "logp": []}
+        waves = min(site.placement.waves, max(1, len(prompts.indices)))
+        for indices, values in zip(
+            torch.tensor_split(prompts.indices, waves), torch.tensor_split(prompts.values, waves), strict=True
+        ):
+            finished = self._start(site, step, Rows(indices, values)).run_until(
+                len(indices) * self.workload.rollouts
+            )
+            for name, collected in parts.items():
+                collected.append(getattr(finished, name))
+        indices, tokens, logp = (torch.cat(p) for p in parts.values())
+        return self._rows(task, indices, tokens, logp)
+
+
+def score(site: Site, task: Score, tokens: Rows, run: RunConfig) -> dict[str, Rows]:
+    """One teacher-forced forward pass over this replica's rows."""
+    kind = {"logprobs": "logp"}.get(task.kind, task.kind)
+    values = site.engine.score(tokens.values, site.placement.microbatches, kind, run.temperature)  # type: ignore[arg-type]
+    if not torch.isfinite(values).all():
+        raise NumericError(f"{task.kind} of `{site.vertex}` are not finite")
+    return {task.output: Rows(tokens.indices, values.to(getattr(torch, number_type(run.precision))))}
+
+
+def train(
+    site: Site, task: Train, rows: Mapping[str, Rows], run: RunConfig, workload: Workload
+) -> dict[str, float]:
+    """All optimizer steps of a training operator at one RL step; returns its metrics, equal on all workers that have them."""
+
+    def values(container: str | None) -> Tensor | None:
+        if container is None:
+            return None
+        if not torch.equal(rows[container].indices, rows[task.tokens].indices):
+            raise KeyError(f"`{container}` and `{task.tokens}` hold different sequences")
+        return rows[container].values
+
+    def all_reduce(tensor: Tensor) -> Tensor:
+        total = tensor.clone()
+        dist.all_reduce(total, group=site.groups.collection.dp)
+        return total
+
+    tokens, rewards, old_values = values(task.tokens), values(task.reward), values(task.values)
+    assert tokens is not None and rewards is not None and old_values is not None
+    batch, metrics = ppo.prepare(
+        run,
+        all_reduce,
+        prompts=rows[task.tokens].indices // workload.rollouts,
+        tokens=tokens,
+        prompt_length=workload.prompt_length,
+        logp=values(task.logprobs),
+        logp_ref=values(task.reference),
+        rewards=rewards,
+        values=old_values,
+    )
+
+    def loss(outputs: TokenOutputs, part: TrainBatch) -> tuple[Tensor, Metrics]:
+        total: Tensor | None = None
+        sums: Metrics = {}
+        if task.policy:
+            assert outputs.logp is not None
+            total, sums = ppo.actor_loss(outputs.logp, part, run)
+        if task.value:
+            assert outputs.values is not None
+            value, more = ppo.critic_loss(outputs.values, part, run)
+            total, sums = value if total is None else total + value, sums | more
+        assert total is not None
+        return total, sums
+
+    updates = 0
+    for part in minibatches(batch, workload.minibatches, workload.epochs):
+        figures = site.engine.train_minibatch(part, loss, site.placement.microbatches, run.temperature)
+        bad = [name for name, value in figures.items() if not math.isfinite(value)]
+        if bad:
+            raise NumericError(f"{bad[0]} of `{site.vertex}` is {figures[bad[0]]}")
+        updates += 1
+        for name, value in figures.items():
+            mean = metrics.get(name, 0.0) if updates > 1 else 0.0
+            metrics[name] = mean + (value - mean) / updates
+    return metrics

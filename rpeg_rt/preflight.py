@@ -1,0 +1,159 @@
+"""Whether this machine and this runtime can execute a plan, asked before anything is loaded.
+
+Everything that is missing is reported at once. Nothing is pretended: a plan for more GPUs, another node
+shape or more memory than there is gets refused.
+"""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from ir_schema.base import Record
+from ir_schema.stages import Executable
+from rpeg_rt.dispatch import Dispatcher, Stuck
+from rpeg_rt.engine.architecture import unsupported
+from rpeg_rt.failure import PreflightError
+from rpeg_rt.initial import initial_label
+from rpeg_rt.realise import Realisation, UnrealisableError
+from rpeg_rt.semantics import NotUnderstood
+
+WORKER_BASE_BYTES = 450 * 1024 * 1024
+ALGORITHMS = ("ppo",)
+
+
+class Machine(Record, frozen=True, kw_only=True):
+    """What a run may use: worker slots on this one node (None: as many as the plan asks for), free memory."""
+
+    slots: int | None
+    memory_bytes: int | None
+
+
+def this_machine(slots: int | None) -> Machine:
+    """The machine at hand; memory is what the system says is available, within any control-group limit."""
+    return Machine(slots=slots, memory_bytes=_available_memory())
+
+
+def check(executable: Executable, machine: Machine) -> Realisation:
+    """The plan bound to this machine's workers. Raises PreflightError with all that is missing."""
+    missing = _missing_software() + _unsupported_run(executable)
+    try:
+        realisation = Realisation(executable)
+    except UnrealisableError as exc:
+        raise PreflightError([*missing, str(exc)]) from exc
+    except NotUnderstood as exc:
+        raise PreflightError(missing + exc.findings) from exc
+    missing += _unsupported_models(realisation)
+    missing += _misfit(realisation, machine)
+    missing += _deadlock(realisation)
+    if missing:
+        raise PreflightError(missing)
+    return realisation
+
+
+def _missing_software() -> list[str]:
+    return [
+        f"the Python package `{package}` is not installed; install rpeg[runtime]"
+        for module, package in (("torch", "torch"), ("megatron", "megatron-core"))
+        if importlib.util.find_spec(module) is None
+    ]
+
+
+def _unsupported_run(executable: Executable) -> list[str]:
+    problem = executable.problem
+    found = []
+    if problem.run is None:
+        return ["the plan says nothing about a run (data, algorithm); add a `run` section to the problem"]
+    if problem.run.algorithm not in ALGORITHMS:
+        found.append(
+            f"this runtime does not execute algorithm {problem.run.algorithm}, only {', '.join(ALGORITHMS)}"
+        )
+    if problem.options.as_printed:
+        found.append("plans made with --as-printed are for comparison, not for running")
+    for name, spec in problem.models.items():
+        if initial_label(spec.checkpoint, name) is None:
+            found.append(
+                f"model `{name}` starts from saved weights ({spec.checkpoint}); only random ones can be made"
+            )
+    return found
+
+
+def _unsupported_models(realisation: Realisation) -> list[str]:
+    found: dict[str, None] = {}
+    for name, v in realisation.vertices.items():
+        if v.model is not None:
+            layout = realisation.plan[name].layout
+            for reason in unsupported(realisation.problem.models[v.model], layout):
+                found[f"vertex `{name}`, model `{v.model}`: {reason}"] = None
+    return list(found)
+
+
+def _misfit(realisation: Realisation, machine: Machine) -> list[str]:
+    """GPUs, nodes and memory that the plan needs and the machine has not."""
+    found = []
+    workers = realisation.world
+    slots = workers if machine.slots is None else machine.slots
+    if workers > slots:
+        found.append(
+            f"the plan uses {workers} GPUs ({realisation.devices[0]} … {realisation.devices[-1]}), "
+            f"this machine has {slots} slots; give --slots {workers} or plan for fewer GPUs"
+        )
+    nodes = sorted({d.rpartition(".")[0] for d in realisation.devices})
+    if len(nodes) > 1:
+        per_node = max(sum(d.startswith(f"{n}.") for d in realisation.devices) for n in nodes)
+        found.append(
+            f"the plan uses {len(nodes)} nodes ({', '.join(nodes[:4])}{' …' if len(nodes) > 4 else ''}) of up to "
+            f"{per_node} GPUs each, this machine is one node with {slots} slots"
+        )
+    needed = workers * WORKER_BASE_BYTES + _model_bytes(realisation)
+    if machine.memory_bytes is not None and needed > machine.memory_bytes:
+        gib = 1024**3
+        found.append(
+            f"the plan needs about {needed / gib:.1f} GiB of memory on this machine ({workers} workers on the CPU), "
+            f"{machine.memory_bytes / gib:.1f} GiB are available"
+        )
+    return found
+
+
+def _model_bytes(realisation: Realisation) -> int:
+    """Predicted peaks of all GPUs, which here share one memory; a float64 run holds twice the bytes of float32."""
+    run = realisation.problem.run
+    wide = 2 if run is not None and run.precision == "float64" else 1
+    predicted = realisation.executable.prediction.devices
+    return sum(wide * predicted[d].peak_bytes for d in realisation.devices if d in predicted)
+
+
+def _deadlock(realisation: Realisation) -> list[str]:
+    """Run the template dry over enough steps for all its edges to appear."""
+    template = realisation.executable.template
+    reach = max((e.distance + e.first_step for n in template for e in n.edges), default=0)
+    try:
+        dispatcher = Dispatcher(template, reach + 3, realisation.reservations(), realisation.generation)
+    except Stuck as exc:
+        return [str(exc)]
+    while not dispatcher.finished:
+        started = []
+        while (x := dispatcher.next()) is not None:
+            started.append(x)
+        if not started:
+            return ["the template cannot be executed: its nodes wait for each other across steps"]
+        for x in started:
+            dispatcher.complete(x)
+    return []
+
+
+def _available_memory() -> int | None:
+    found = []
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        if limit != "max":
+            used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+            found.append(max(0, int(limit) - used))
+    except (OSError, ValueError):
+        pass
+    if not found and sys.platform != "win32":
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return min(found) if found else None

@@ -1,0 +1,217 @@
+"""Frames between controller and workers: length-prefixed msgpack of typed records, never pickle.
+
+A worker opens with `Hello` and the run's secret; until it has, at most a small frame is read from it.
+"""
+
+import hmac
+import socket
+import struct
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from rpeg_rt.rows import Ranges
+
+_LENGTH = struct.Struct("!Q")
+HELLO_LIMIT = 4096
+FRAME_LIMIT = 1 << 34
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all frames."""
+
+
+class Array(msgspec.Struct, frozen=True, array_like=True):
+    """A numpy array: dtype name, shape and raw little-endian bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class RowsFrame(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of a container with their global sequence (or prompt) indices."""
+
+    rows: Ranges
+    values: Array
+
+
+class Move(msgspec.Struct, frozen=True, array_like=True):
+    """This worker's part in bringing `container` of template nodes `sources` to its readers.
+
+    It ends up holding `need`: `local` from its own store and `receives` from others, by worker.
+    """
+
+    container: str
+    sources: tuple[int, ...]
+    need: Ranges
+    local: Ranges
+    sends: tuple[tuple[int, Ranges], ...]
+    receives: tuple[tuple[int, Ranges], ...]
+
+
+class Hello(Message, frozen=True, tag=True, array_like=True):
+    """Worker to controller: who it is, proved by the run's secret."""
+
+    secret: str
+    rank: int
+    pid: int
+
+
+class Start(Message, frozen=True, tag=True, array_like=True):
+    """Controller to worker: the executable's canonical bytes and what every worker must agree on.
+
+    `origin_ns` is the zero of all times of the run on the machine's monotonic clock; `eos` ends a response.
+    """
+
+    executable: bytes
+    seed: int
+    store: str
+    origin_ns: int
+    eos: int | None
+
+
+class Ready(Message, frozen=True, tag=True, array_like=True):
+    """Worker to controller: models are built and loaded."""
+
+    memory_bytes: int
+
+
+class Command(Message, frozen=True, tag=True, array_like=True):
+    """Controller to worker: carry out template node `node` at `step`. `rows` come from the host."""
+
+    node: int
+    step: int
+    moves: tuple[Move, ...] = ()
+    rows: dict[str, RowsFrame] = {}
+
+
+class Done(Message, frozen=True, tag=True, array_like=True):
+    """Worker to controller: what it really did.
+
+    Versions read and written by model, bytes sent and received by peer, rows now held by container, and for
+    a host reader the rows themselves.
+    """
+
+    node: int
+    step: int
+    start_ns: int
+    finish_ns: int
+    layout: str
+    reads: dict[str, int]
+    writes: dict[str, int]
+    sent: dict[int, int]
+    received: dict[int, int]
+    rows: dict[str, Ranges]
+    metrics: dict[str, float]
+    host_rows: dict[str, RowsFrame]
+
+
+class Failed(Message, frozen=True, tag=True, array_like=True):
+    """Worker to controller: it cannot go on. `kind`: "peer" another worker went away, "numeric" a number is
+    not finite, "error" anything else."""
+
+    node: int | None
+    step: int | None
+    kind: str
+    message: str
+    detail: str
+
+
+class Stop(Message, frozen=True, tag=True, array_like=True):
+    """Controller to worker: the run is over; leave."""
+
+
+Frame = Hello | Start | Ready | Command | Done | Failed | Stop
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Frame)
+
+
+class ProtocolError(Exception):
+    """A peer sent something that is not a frame of this protocol."""
+
+
+def to_array(values: npt.NDArray[np.generic]) -> Array:
+    """`values` as a frame."""
+    contiguous = np.ascontiguousarray(values)
+    return Array(str(contiguous.dtype), values.shape, contiguous.tobytes())
+
+
+def from_array(frame: Array) -> npt.NDArray[np.generic]:
+    """The array of a frame (writable)."""
+    return np.frombuffer(frame.data, dtype=np.dtype(frame.dtype)).reshape(frame.shape).copy()
+
+
+def encode(message: Message) -> bytes:
+    """Length and payload of one frame."""
+    payload = _encoder.encode(message)
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def decode(payload: bytes) -> Frame:
+    """The frame in a payload. Raises ProtocolError."""
+    try:
+        return _decoder.decode(payload)
+    except msgspec.DecodeError as exc:
+        raise ProtocolError(f"malformed frame: {exc}") from exc
+
+
+def authentic(hello: Frame, secret: str) -> bool:
+    """Whether `hello` introduces a worker that knows the secret."""
+    return isinstance(hello, Hello) and hmac.compare_digest(hello.secret.encode(), secret.encode())
+
+
+class FrameBuffer:
+    """Reassembles frames from a byte stream; `limit` bounds the size of a frame."""
+
+    def __init__(self, limit: int = HELLO_LIMIT) -> None:
+        self.limit = limit
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Add bytes; yield the frames that are complete. Raises ProtocolError."""
+        self._data += data
+        while len(self._data) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._data)
+            if length > self.limit:
+                raise ProtocolError(f"frame of {length} bytes, more than {self.limit}")
+            end = _LENGTH.size + length
+            if len(self._data) < end:
+                return
+            payload = bytes(self._data[_LENGTH.size : end])
+            del self._data[:end]
+            yield decode(payload)
+
+
+class Channel:
+    """A blocking connection, as workers use it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+
+    def send(self, message: Message) -> None:
+        """Send one frame."""
+        self._socket.sendall(encode(message))
+
+    def receive(self) -> Frame | None:
+        """The next frame; None when the peer has closed. Raises ProtocolError."""
+        head = self._exactly(_LENGTH.size)
+        if head is None:
+            return None
+        (length,) = _LENGTH.unpack(head)
+        if length > FRAME_LIMIT:
+            raise ProtocolError(f"frame of {length} bytes")
+        payload = self._exactly(length)
+        return None if payload is None else decode(payload)
+
+    def _exactly(self, count: int) -> bytes | None:
+        parts = bytearray()
+        while len(parts) < count:
+            data = self._socket.recv(min(count - len(parts), 1 << 20))
+            if not data:
+                return None
+            parts += data
+        return bytes(parts)

@@ -1,0 +1,275 @@
+"""The template bound to workers: who takes part in a node, what it reads, what it leaves behind.
+
+Controller, workers and verifier derive everything they must agree on from this one structure, so that a
+command only needs to name a node and a step. Rank of a worker: position of its GPU among the used GPUs in
+flattened order.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ir_schema.device import Allocation, all_devices
+from ir_schema.problem import Layout, Placement
+from ir_schema.stages import Executable, TemplateNode
+from rpeg_rt.precision import ITEM_BYTES, number_type
+from rpeg_rt.semantics import Generate, Semantics, understand
+
+
+class UnrealisableError(Exception):
+    """The template contradicts its own graph or plan, or relies on something this runtime does not do."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One place where a model's weights live: master weights (`training`) or a serving layout's copies."""
+
+    model: str
+    allocation: Allocation
+    layout: Layout
+    training: bool
+    copies: int
+
+
+@dataclass(frozen=True)
+class Input:
+    """A container that a node reads: the rows that template nodes `sources` leave (all of its phases)."""
+
+    container: str
+    sources: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class WeightTransfer:
+    """Weights of `version` (an offset to the step) go from one place to another."""
+
+    source: Weights
+    target: Weights
+    version: int
+
+
+@dataclass(frozen=True)
+class BoundNode:
+    """A template node and the workers that take part: sigma of an Op, both ends of a transfer.
+
+    `inputs` are the rows read and `outputs` the containers of which rows are left (transient data; weights
+    are apart). A transfer of rows serves the Ops of `consumers`.
+    """
+
+    node: TemplateNode
+    ranks: tuple[int, ...]
+    inputs: tuple[Input, ...] = ()
+    outputs: tuple[str, ...] = ()
+    consumers: tuple[str, ...] = ()
+    transfer: WeightTransfer | None = None
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the controller carries the node out."""
+        return not self.ranks
+
+
+class Realisation:
+    """An executable bound to workers 0..`world`-1. Raises UnrealisableError or NotUnderstood."""
+
+    def __init__(self, executable: Executable) -> None:
+        self.executable = executable
+        self.problem = executable.problem
+        self.plan: dict[str, Placement] = executable.plan
+        self.vertices = {v.name: v for v in self.problem.graph.vertices}
+        _check_template(executable, set(self.vertices))
+        self.semantics: Semantics = understand(self.problem)
+        used = {d for p in self.plan.values() for d in p.allocation.device_names()}
+        self.devices = [d for d in all_devices(self.problem.device_space) if d in used]
+        self._rank = {d: i for i, d in enumerate(self.devices)}
+        self.nodes = {n.id: n for n in executable.template}
+        self._phases: dict[str, list[int]] = {}
+        for n in executable.template:
+            if n.kind == "Op":
+                self._phases.setdefault(n.vertex, []).append(n.id)
+        for ids in self._phases.values():
+            ids.sort(key=lambda i: self.nodes[i].phase or 0)
+        self.serving = {v: self._weights_of(v) for v in self.vertices if self.vertices[v].model is not None}
+        self.bound = {i: self._bind(n) for i, n in self.nodes.items()}
+        self.worker_readers = self._count_readers(on_host=False)
+        self.host_readers = self._count_readers(on_host=True)
+
+    @property
+    def world(self) -> int:
+        """Number of workers."""
+        return len(self.devices)
+
+    @property
+    def generation(self) -> frozenset[str]:
+        """Names of the generation vertices."""
+        return frozenset(v.name for v in self.vertices.values() if v.role == "generation")
+
+    def ranks(self, allocation: Allocation) -> tuple[int, ...]:
+        """Workers of an allocation, ascending."""
+        return tuple(self._rank[d] for d in allocation.device_names())
+
+    def destination(self, node: TemplateNode) -> tuple[int, ...]:
+        """Workers of sigma of an Op, or of the receiving end of a transfer."""
+        return () if node.allocation is None else self.ranks(node.allocation)
+
+    def reservations(self) -> dict[int, frozenset[str]]:
+        """R(x) by template node: the devices whose workers take part."""
+        return {i: frozenset(self.devices[r] for r in b.ranks) for i, b in self.bound.items()}
+
+    def phases_of(self, vertex: str) -> list[int]:
+        """Template ids of a vertex's Ops by phase."""
+        return self._phases[vertex]
+
+    def layouts(self) -> list[tuple[tuple[int, ...], Layout]]:
+        """Distinct (ranks, layout) pairs in vertex order: process groups are created in this order."""
+        places = [(self.ranks(p.allocation), p.layout) for v in self.vertices if (p := self.plan.get(v))]
+        return list(dict.fromkeys(places))
+
+    def places(self) -> list[Weights]:
+        """Distinct places of weights in vertex order."""
+        return list(dict.fromkeys(self.serving.values()))
+
+    def version(self, node: TemplateNode, step: int) -> dict[str, int]:
+        """The versions that Op `node` must read at `step`; a frozen model has version 0 only."""
+        model = self.vertices[node.vertex].model
+        found = {} if model is None else {model: 0}
+        return found | {m: max(0, step + offset) for m, offset in node.reads.items()}
+
+    def readers(self, node: int, container: str) -> int:
+        """How many nodes read `container` of `node`, on workers and on the host."""
+        return self.worker_readers[node, container] + self.host_readers[node, container]
+
+    def row_bytes(self, container: str) -> int:
+        """Bytes of one sequence's row of a container, as the runtime moves it."""
+        width = self.semantics.width(container, self.problem)
+        precision = "float32" if self.problem.run is None else self.problem.run.precision
+        item = "int32" if self.semantics.meaning[container] == "tokens" else number_type(precision)
+        return (1 if width is None else width) * ITEM_BYTES[item]
+
+    # Binding ---------------------------------------------------------------------------------------------
+
+    def _weights_of(self, vertex: str) -> Weights:
+        v, p = self.vertices[vertex], self.plan[vertex]
+        assert v.model is not None
+        graph = self.problem.graph
+        tau = graph.staleness.get(v.model, 0)
+        trainers = [t for t in self.vertices.values() if t.role == "training" and t.model == v.model]
+        shared = tau == 0 and any(
+            self.plan[t.name].allocation == p.allocation and self.plan[t.name].layout == p.layout
+            for t in trainers
+        )
+        training = v.role == "training" or shared
+        copies = 1 if training or v.model not in graph.trainable else max(1, tau)
+        return Weights(v.model, p.allocation, p.layout, training, copies)
+
+    def _bind(self, n: TemplateNode) -> BoundNode:
+        ranks = sorted(
+            {r for a in (n.allocation, n.source_allocation) if a is not None for r in self.ranks(a)}
+        )
+        if n.kind == "Op":
+            return self._bind_operator(n, tuple(ranks))
+        if n.model is not None:
+            return BoundNode(n, tuple(ranks), transfer=self._weight_transfer(n))
+        if n.container is None or n.source not in self._phases:
+            raise UnrealisableError(f"template node {n.id} ({n.kind}) moves neither a container nor weights")
+        phases = self._phases[n.source]
+        sources = tuple(phases) if n.src_phase is None else (phases[n.src_phase - 1],)
+        consumers = dict.fromkeys(
+            x.vertex for x in self.nodes.values() if x.kind == "Op" and any(e.source == n.id for e in x.edges)
+        )
+        return BoundNode(
+            n, tuple(ranks), (Input(n.container, sources),), (n.container,), consumers=tuple(consumers)
+        )
+
+    def _bind_operator(self, n: TemplateNode, ranks: tuple[int, ...]) -> BoundNode:
+        vertex = self.vertices[n.vertex]
+        if vertex.model is not None and n.vertex not in self.plan:
+            raise UnrealisableError(f"vertex `{n.vertex}` has no placement in the plan")
+        meaning = self.semantics.meaning
+        inputs = [
+            Input(a, self._sources(n, a)) for a in vertex.reads if meaning[a] not in ("weights", "prompts")
+        ]
+        outputs = tuple(a for a in vertex.writes if meaning[a] != "weights")
+        return BoundNode(n, ranks, tuple(inputs), outputs)
+
+    def _sources(self, n: TemplateNode, container: str) -> tuple[int, ...]:
+        """The nodes whose rows make up `container` for Op `n`: its Comm, or the producing Ops in place."""
+        first = self.nodes[self._phases[n.vertex][0]]
+        for x in dict.fromkeys((n.id, first.id)):
+            comms = [i for i in self._same_step(x) if self._moves(i, container)]
+            if comms:
+                return tuple(comms)
+        producer = next(
+            (v.name for v in self.vertices.values() if container in v.writes and v.role != "training"), None
+        )
+        phases = self._phases.get(producer or "", [])
+        if not phases:
+            raise UnrealisableError(f"vertex `{n.vertex}` reads `{container}`, which nothing produces")
+        if len(phases) == n.phases > 1 and phases[0] in self._same_step(first.id):
+            assert n.phase is not None
+            return (phases[n.phase - 1],)
+        if phases[-1] not in self._same_step(first.id) and producer != n.vertex:
+            raise UnrealisableError(
+                f"vertex `{n.vertex}` reads `{container}` of `{producer}`, but the plan neither moves it nor orders "
+                "them; plans made with --as-printed are for comparison, not for running"
+            )
+        return tuple(phases)
+
+    def _same_step(self, node: int) -> Iterator[int]:
+        return (e.source for e in self.nodes[node].edges if e.distance == 0)
+
+    def _moves(self, node: int, container: str) -> bool:
+        n = self.nodes[node]
+        return n.kind == "Comm" and n.model is None and n.container == container
+
+    def _weight_transfer(self, n: TemplateNode) -> WeightTransfer:
+        if n.source is None or n.source_step is None or n.vertex not in self.serving:
+            raise UnrealisableError(f"template node {n.id} ({n.kind}) moves weights from nowhere")
+        source, target = self.serving[n.source], self.serving[n.vertex]
+        if self.vertices[n.source].role == "training":
+            return WeightTransfer(source, target, n.source_step + 1)
+        return WeightTransfer(source, target, self.nodes[self._phases[n.source][0]].reads[source.model])
+
+    def _count_readers(self, *, on_host: bool) -> dict[tuple[int, str], int]:
+        """How many nodes read what a node leaves, by (node, container)."""
+        readers: dict[tuple[int, str], int] = {(i, a): 0 for i, b in self.bound.items() for a in b.outputs}
+        for b in self.bound.values():
+            for x in b.inputs if b.on_host == on_host else ():
+                for source in x.sources:
+                    readers[source, x.container] += 1
+        return readers
+
+
+def layout_name(data: int, pipeline: int, tensor: int) -> str:
+    """A layout's spelling in traces and messages."""
+    return f"dp{data}.pp{pipeline}.tp{tensor}"
+
+
+def prompts_of(realisation: Realisation, node: TemplateNode) -> str | None:
+    """The boundary container of prompts that Op `node` is started with, if it is a first generation phase."""
+    task = realisation.semantics.tasks.get(node.vertex)
+    return task.prompts if isinstance(task, Generate) and node.phase == 1 else None
+
+
+def _check_template(executable: Executable, vertices: set[str]) -> None:
+    """What the rest of the runtime takes for granted about ids, names and edges."""
+    ids = [n.id for n in executable.template]
+    if len(set(ids)) != len(ids):
+        raise UnrealisableError("two template nodes have one id")
+    known = set(ids)
+    for n in executable.template:
+        if n.members:
+            raise UnrealisableError(
+                f"fused training of `{n.members[0]}` and `{n.members[1]}`; compile without `fuse`"
+            )
+        if n.vertex not in vertices:
+            raise UnrealisableError(
+                f"template node {n.id} names vertex `{n.vertex}`, which the graph does not have"
+            )
+        for e in n.edges:
+            if e.source not in known or e.distance < 0:
+                raise UnrealisableError(
+                    f"template node {n.id} has an edge from node {e.source}, which does not exist"
+                )
+    missing = vertices - {n.vertex for n in executable.template if n.kind == "Op"}
+    if missing:
+        raise UnrealisableError(f"the template has no Op for vertex `{min(missing)}`")

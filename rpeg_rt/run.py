@@ -1,0 +1,118 @@
+"""One run from the plan's file to its outcome: load, preflight, execute, verify."""
+
+import json
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import IO
+
+from rpeg_rt.controller import Controller, StepReport
+from rpeg_rt.failure import FileError, VerificationError
+from rpeg_rt.host import Host
+from rpeg_rt.load import Plan, load_plan
+from rpeg_rt.preflight import check, this_machine
+from rpeg_rt.summary import Outcome
+from rpeg_rt.trace import TraceWriter, read_trace
+from rpeg_rt.verify import verify_trace
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line adds to a plan; None takes the plan's own value."""
+
+    steps: int | None = None
+    seed: int | None = None
+    slots: int | None = None
+    trace: Path | None = None
+    metrics: Path | None = None
+    data: Path | None = None
+    node_seconds: float = 600.0
+
+
+def execute(path: Path, settings: Settings, progress: Callable[[StepReport, int], None]) -> Outcome:
+    """Run the plan in `path`. Raises RunError. `progress` is told each finished step and their number."""
+    plan = load_plan(path)
+    realisation = check(plan.executable, this_machine(settings.slots))
+    run = plan.executable.problem.run
+    assert run is not None
+    steps = run.steps if settings.steps is None else settings.steps
+    seed = run.seed if settings.seed is None else settings.seed
+    if steps < 1:
+        raise FileError(f"a run of {steps} steps is none; give --steps 1 or more")
+    reports: list[StepReport] = []
+    with ExitStack() as stack:
+        metrics = _open_metrics(settings.metrics, stack)
+        trace = settings.trace
+        if trace is None:
+            trace = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rpeg-rt-"))) / "trace.jsonl"
+        writer = TraceWriter(trace)
+        stack.callback(writer.close)
+
+        def on_step(report: StepReport) -> None:
+            reports.append(report)
+            if metrics is not None:
+                line = {"step": report.step, "time_s": report.finished_ns / 1e9, **report.metrics}
+                metrics.write(json.dumps(line) + "\n")
+            progress(report, steps)
+
+        controller = Controller(
+            plan,
+            realisation,
+            steps=steps,
+            seed=seed,
+            trace=writer,
+            node_seconds=settings.node_seconds,
+            on_step=on_step,
+        )
+        directory = settings.data or _data_directory(plan)
+        controller.run(lambda finished: Host(plan.executable.problem, seed, directory, finished))
+        verdict = verify_trace(plan, read_trace(trace))
+        if verdict.violations:
+            raise VerificationError(verdict.violations)
+    prediction = plan.executable.prediction
+    return Outcome(
+        plan=plan.id,
+        steps=steps,
+        seed=seed,
+        workers=realisation.world,
+        nodes=verdict.nodes,
+        seconds=controller.finished_ns / 1e9,
+        step_seconds=_step_seconds(reports, controller.started_ns),
+        predicted_step_seconds=prediction.score.step_time_s,
+        hardware=prediction.hardware,
+        rewards=tuple(r for report in reports if (r := reward_of(report)) is not None),
+        bytes_moved=verdict.bytes_moved,
+        trace=None if settings.trace is None else str(settings.trace),
+        trace_verified=True,
+    )
+
+
+def reward_of(report: StepReport) -> float | None:
+    """Mean reward of a step's responses, as the first training vertex that saw them reports it."""
+    return next((m["reward"] for m in report.metrics.values() if "reward" in m), None)
+
+
+def _step_seconds(reports: list[StepReport], started_ns: int) -> float:
+    """Median time from one step's end to the next."""
+    ends = [started_ns, *(r.finished_ns for r in reports)]
+    return median(b - a for a, b in zip(ends, ends[1:], strict=False)) / 1e9
+
+
+def _data_directory(plan: Plan) -> Path:
+    """Where relative paths of the run lead: the plan's directory if the prompts are there, else the current one."""
+    run = plan.executable.problem.run
+    if run is not None and run.prompts is not None and (plan.directory / run.prompts).is_file():
+        return plan.directory
+    return Path.cwd()
+
+
+def _open_metrics(path: Path | None, stack: ExitStack) -> IO[str] | None:
+    if path is None:
+        return None
+    try:
+        return stack.enter_context(path.open("w", encoding="utf-8", buffering=1))
+    except OSError as exc:
+        raise FileError(f"cannot write the metrics {path}: {exc.strerror}") from exc

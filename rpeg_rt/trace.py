@@ -1,0 +1,151 @@
+"""The trace: one JSON line per event, each carrying the SHA-256 of all lines up to it.
+
+    header                  plan id, steps, seed, workers and devices, software, precision
+    dispatch / complete     in the order in which the controller acted
+    footer                  exit code, message and counts: a trace without one was cut off
+
+One changed byte breaks the chain from its line on. The chain proves integrity, not authorship: whoever
+rewrites a whole trace is caught by the rules of `rpeg_rt.verify`, not by the chain.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from ir_schema.base import Record
+from rpeg_rt.failure import FileError
+from rpeg_rt.rows import Ranges
+
+VERSION = 1
+_CHAIN = b',"chain":"'
+_END = b'"}\n'
+_DIGEST = 64
+
+
+class Event(Record, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
+    """Base of all trace lines. Times are nanoseconds since the start of the run."""
+
+
+class Header(Event, frozen=True, kw_only=True):
+    """What was run, where and with what. `workers` maps rank to device."""
+
+    version: int
+    plan: str
+    steps: int
+    seed: int
+    precision: str
+    workers: dict[int, str]
+    software: dict[str, str]
+
+
+class Dispatch(Event, frozen=True, kw_only=True):
+    """The controller started template node `node` at `step` on `workers`."""
+
+    time_ns: int
+    node: int
+    step: int
+    kind: str
+    vertex: str
+    phase: int | None
+    workers: tuple[int, ...]
+
+
+class Part(Record, frozen=True, kw_only=True):
+    """One worker's report: when it worked, in which layout, which versions it read and wrote, bytes by peer,
+    and the rows (sequence indices) that it then held."""
+
+    start_ns: int
+    finish_ns: int
+    layout: str
+    reads: dict[str, int]
+    writes: dict[str, int]
+    sent: dict[int, int]
+    received: dict[int, int]
+    rows: dict[str, Ranges]
+
+
+class Complete(Event, frozen=True, kw_only=True):
+    """All workers of the node have reported. A host vertex has `host` in place of workers."""
+
+    time_ns: int
+    node: int
+    step: int
+    parts: dict[int, Part]
+    host: Part | None = None
+
+
+class Footer(Event, frozen=True, kw_only=True):
+    """How the run ended."""
+
+    time_ns: int
+    exit_code: int
+    message: str
+    dispatched: int
+    completed: int
+
+
+Line = Header | Dispatch | Complete | Footer
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+_decoder = msgspec.json.Decoder(Line)
+
+
+class TraceWriter:
+    """Appends events to a file; every line is on its way to the disk when `write` returns."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file: BinaryIO = path.open("wb")
+        except OSError as exc:
+            raise FileError(f"cannot write the trace {path}: {exc.strerror}") from exc
+        self.path = path
+        self._chain = hashlib.sha256()
+
+    def write(self, event: Event) -> None:
+        """Append one line."""
+        body = _encoder.encode(event)[:-1]
+        self._chain.update(body)
+        self._file.write(body + _CHAIN + self._chain.hexdigest().encode() + _END)
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class BrokenTraceError(Exception):
+    """A trace is not what a runtime wrote: the line and what is wrong with it."""
+
+
+def read_trace(path: Path) -> Iterator[Line]:
+    """The events of a trace, checked against its chain as they are read.
+
+    Raises FileError if it cannot be read, BrokenTraceError where a line does not fit.
+    """
+    try:
+        file = path.open("rb")
+    except OSError as exc:
+        raise FileError(f"cannot read the trace {path}: {exc.strerror}") from exc
+    chain = hashlib.sha256()
+    with file:
+        for number, line in enumerate(file, start=1):
+            body, digest = _split(line, number)
+            chain.update(body)
+            if chain.hexdigest().encode() != digest:
+                raise BrokenTraceError(f"line {number} was changed: it does not fit the hash chain")
+            try:
+                yield _decoder.decode(body + b"}")
+            except msgspec.DecodeError as exc:
+                raise BrokenTraceError(f"line {number} is not an event: {exc}") from exc
+
+
+def _split(line: bytes, number: int) -> tuple[bytes, bytes]:
+    """A line's body and digest."""
+    tail = len(_CHAIN) + _DIGEST + len(_END)
+    cut = len(line) - tail
+    if cut <= 0 or line[cut : cut + len(_CHAIN)] != _CHAIN or not line.endswith(_END):
+        raise BrokenTraceError(f"line {number} is incomplete or was changed: it does not end in its hash")
+    return line[:cut], line[cut + len(_CHAIN) : -len(_END)]

@@ -1,0 +1,302 @@
+"""A persistent worker: one process per GPU, hosting the shards of every model placed on it.
+
+It carries out commands in the order in which they come, one at a time; every worker of a node is given the
+node in one common order, so collectives match. It reports what it really did, and leaves when its
+controller goes away.
+"""
+
+import os
+import socket
+import time
+import traceback
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from ir_schema.stages import Executable
+from rpeg_rt.engine.engine import Engine
+from rpeg_rt.engine.groups import LayoutGroups, make_layout
+from rpeg_rt.engine.routing import Fragment, route
+from rpeg_rt.engine.training import NumericError
+from rpeg_rt.engine.transfer import exchange, move_fragments
+from rpeg_rt.initial import initial_label, initial_tensor
+from rpeg_rt.operators import Generating, Site, score, train
+from rpeg_rt.precision import number_type, weight_type
+from rpeg_rt.protocol import (
+    Channel,
+    Command,
+    Done,
+    Failed,
+    Hello,
+    Move,
+    Ready,
+    RowsFrame,
+    Start,
+    Stop,
+    from_array,
+    to_array,
+)
+from rpeg_rt.realise import BoundNode, Realisation, Weights, WeightTransfer, layout_name
+from rpeg_rt.rows import Key, count, replica_ranks, to_indices
+from rpeg_rt.semantics import Generate, Score, Train
+from rpeg_rt.store import Rows, Store, gather
+
+
+class _Ledger:
+    """Bytes that this worker sent and received while carrying out one command, by peer."""
+
+    def __init__(self) -> None:
+        self.sent: dict[int, int] = {}
+        self.received: dict[int, int] = {}
+
+    def add(self, sent: dict[int, int], received: dict[int, int]) -> None:
+        for total, more in ((self.sent, sent), (self.received, received)):
+            for peer, size in more.items():
+                total[peer] = total.get(peer, 0) + size
+
+
+class Worker:
+    """One rank's models, process groups and rows."""
+
+    def __init__(self, rank: int, start: Start) -> None:
+        executable = msgspec.json.decode(start.executable, type=Executable)
+        self.rank, self.start = rank, start
+        self.realisation = Realisation(executable)
+        self.problem = executable.problem
+        assert self.problem.run is not None
+        self.run = self.problem.run
+        world = self.realisation.world
+        store = dist.FileStore(start.store, world)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        self.groups: dict[tuple[tuple[int, ...], object], LayoutGroups] = {
+            place: make_layout(*place) for place in self.realisation.layouts()
+        }
+        self.engines = {w: self._build(w) for w in self.realisation.places() if self._groups(w).member}
+        self.store = Store()
+        self.generating = Generating(self.run, self.problem.workload, start.seed, start.eos)
+        self.routes: dict[int, list[Fragment]] = {}
+
+    def _groups(self, place: Weights) -> LayoutGroups:
+        return self.groups[self.realisation.ranks(place.allocation), place.layout]
+
+    def _build(self, place: Weights) -> Engine:
+        spec = self.problem.models[place.model]
+        dtype: torch.dtype = getattr(torch, weight_type(spec, self.run.precision))
+        engine = Engine(
+            spec,
+            self._groups(place),
+            precision=dtype,
+            workload=self.problem.workload,
+            trainable=self.run.optimizers.get(place.model, self.run.optimizer) if place.training else None,
+            copies=place.copies,
+        )
+        label = initial_label(spec.checkpoint, place.model)
+        assert label is not None, "preflight refuses saved weights"
+
+        def canonical(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+            return torch.from_numpy(initial_tensor(self.start.seed, label, name, shape)).to(dtype)
+
+        engine.load(canonical)
+        return engine
+
+    def now(self) -> int:
+        """Nanoseconds since the start of the run."""
+        return time.monotonic_ns() - self.start.origin_ns
+
+    def execute(self, command: Command) -> Done:
+        """Carry out one node."""
+        begun = self.now()
+        bound = self.realisation.bound[command.node]
+        ledger = _Ledger()
+        held: dict[str, Rows] = {name: self._from_host(frame) for name, frame in command.rows.items()}
+        held |= {move.container: self._move(move, command.step, ledger) for move in command.moves}
+        reads: dict[str, int] = {}
+        writes: dict[str, int] = {}
+        metrics: dict[str, float] = {}
+        layout = ""
+        if bound.transfer is not None:
+            reads, writes = self._transfer(bound, bound.transfer, command.step, ledger)
+            left: dict[str, Rows] = {}
+        elif bound.node.kind == "Op":
+            left, reads, writes, metrics = self._operate(bound, command.step, held)
+            layout = self._layout_in_use(bound)
+        else:
+            left = held if self.rank in self.realisation.destination(bound.node) else {}
+        readers = self.realisation.worker_readers
+        for name, rows in left.items():
+            self.store.put(Key(command.node, command.step, name), rows, readers[command.node, name])
+        return Done(
+            node=command.node,
+            step=command.step,
+            start_ns=begun,
+            finish_ns=self.now(),
+            layout=layout,
+            reads=reads,
+            writes=writes,
+            sent=ledger.sent,
+            received=ledger.received,
+            rows={name: rows.ranges for name, rows in left.items()},
+            metrics=metrics,
+            host_rows=self._for_host(bound, left),
+        )
+
+    # Rows --------------------------------------------------------------------------------------------------
+
+    def _from_host(self, frame: RowsFrame) -> Rows:
+        return Rows(torch.from_numpy(to_indices(frame.rows)), torch.from_numpy(from_array(frame.values)))
+
+    def _for_host(self, bound: BoundNode, left: dict[str, Rows]) -> dict[str, RowsFrame]:
+        """The rows that a host vertex reads, from the first worker of each replica."""
+        wanted = [a for a in left if self.realisation.host_readers[bound.node.id, a]]
+        if not wanted:
+            return {}
+        placement = self.realisation.plan[bound.node.vertex]
+        first = {replica_ranks(bound.ranks, placement.layout, d)[0] for d in range(placement.data_parallel)}
+        if self.rank not in first:
+            return {}
+        return {a: RowsFrame(left[a].ranges, to_array(left[a].values.cpu().numpy())) for a in wanted}
+
+    def _move(self, move: Move, step: int, ledger: _Ledger) -> Rows:
+        """Bring the needed rows of a container together: from the own store, and from other workers."""
+        taken = [self.store.take(Key(source, step, move.container)) for source in move.sources]
+        parts = [rows for rows in taken if rows is not None]
+        mine = gather(parts) if parts else None
+        kept: list[Rows] = []
+        if count(move.local):
+            assert mine is not None
+            kept.append(Rows(torch.from_numpy(to_indices(move.local)), mine.select(move.local)))
+        sends = {}
+        for peer, rows in move.sends:
+            assert mine is not None
+            sends[peer] = mine.select(rows).contiguous()
+        receives = {peer: self._empty(move.container, count(rows)) for peer, rows in move.receives}
+        if sends or receives:
+            exchange(sends, receives)
+        ledger.add({p: t.nbytes for p, t in sends.items()}, {p: t.nbytes for p, t in receives.items()})
+        kept += [Rows(torch.from_numpy(to_indices(rows)), receives[peer]) for peer, rows in move.receives]
+        return gather(kept or [Rows(torch.empty(0, dtype=torch.int64), self._empty(move.container, 0))])
+
+    def _empty(self, container: str, rows: int) -> torch.Tensor:
+        semantics = self.realisation.semantics
+        width = semantics.width(container, self.problem)
+        name = "int32" if semantics.meaning[container] == "tokens" else number_type(self.run.precision)
+        return torch.empty((rows,) if width is None else (rows, width), dtype=getattr(torch, name))
+
+    # Weights -----------------------------------------------------------------------------------------------
+
+    def _transfer(
+        self, bound: BoundNode, transfer: WeightTransfer, step: int, ledger: _Ledger
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """This worker's part in installing a version; returns the versions read and installed."""
+        model, version = transfer.source.model, max(0, step + transfer.version)
+        spec = self.problem.models[model]
+        if bound.node.id not in self.routes:
+            ends = [
+                (self.realisation.ranks(w.allocation), w.layout) for w in (transfer.source, transfer.target)
+            ]
+            self.routes[bound.node.id] = route(spec, *ends)
+        fragments = self.routes[bound.node.id]
+        source, target = self.engines.get(transfer.source), self.engines.get(transfer.target)
+        dtype: torch.dtype = getattr(torch, weight_type(spec, self.run.precision))
+        reads: dict[str, int] = {}
+        writes: dict[str, int] = {}
+        if source is not None:
+            source.use(version)
+            reads[model] = source.version
+        move_fragments(
+            fragments,
+            None if source is None else source.shards(version),
+            None if target is None else target.shards(version),
+            dtype,
+        )
+        if target is not None:
+            target.install(version)
+            writes[model] = version
+        sent: dict[int, int] = {}
+        received: dict[int, int] = {}
+        for f in fragments:
+            if f.source != f.destination:
+                size = f.elements * dtype.itemsize
+                if f.source == self.rank:
+                    sent[f.destination] = sent.get(f.destination, 0) + size
+                elif f.destination == self.rank:
+                    received[f.source] = received.get(f.source, 0) + size
+        ledger.add(sent, received)
+        return reads, writes
+
+    # Operators ---------------------------------------------------------------------------------------------
+
+    def _layout_in_use(self, bound: BoundNode) -> str:
+        """Sizes of the groups that the operator's collectives really run in."""
+        groups = self._groups(self.realisation.serving[bound.node.vertex]).collection
+        return layout_name(*(dist.get_world_size(g) for g in (groups.dp, groups.pp, groups.tp)))
+
+    def _operate(
+        self, bound: BoundNode, step: int, held: dict[str, Rows]
+    ) -> tuple[dict[str, Rows], dict[str, int], dict[str, int], dict[str, float]]:
+        """Run an Op; returns the rows that it leaves, versions read and written, and metrics."""
+        node = bound.node
+        place = self.realisation.serving[node.vertex]
+        placement = self.realisation.plan[node.vertex]
+        engine = self.engines[place]
+        site = Site(node.vertex, engine, self._groups(place), placement)
+        task = self.realisation.semantics.tasks[node.vertex]
+        engine.use(self.realisation.version(node, step)[place.model])
+        reads = {place.model: engine.version}
+        if isinstance(task, Train):
+            metrics = train(site, task, held, self.run, self.problem.workload)
+            return {}, reads, {place.model: engine.finish_version()}, metrics
+        if isinstance(task, Generate):
+            assert node.phase is not None
+            left = self.generating.phase(site, task, step, node.phase, node.phases, held.get(task.prompts))
+            return left, reads, {}, {}
+        assert isinstance(task, Score)
+        return score(site, task, held[task.tokens], self.run), reads, {}, {}
+
+
+def _failure(command: Command | None, exc: BaseException) -> Failed:
+    text = f"{type(exc).__name__}: {exc}"
+    lower = text.lower()
+    lost = isinstance(exc, dist.DistError) or "gloo" in lower or "connection" in lower
+    kind = "numeric" if isinstance(exc, NumericError) else "peer" if lost else "error"
+    node, step = (None, None) if command is None else (command.node, command.step)
+    return Failed(node, step, kind, text, traceback.format_exc())
+
+
+def _resident_bytes() -> int:
+    """Resident memory of this process (0 where the system does not tell)."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def main(rank: int, address: tuple[str, int], secret: str) -> int:
+    """Serve commands until the controller says stop or goes away; the process's exit code."""
+    torch.set_num_threads(1)
+    with socket.create_connection(address) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        channel = Channel(connection)
+        channel.send(Hello(secret, rank, os.getpid()))
+        command: Command | None = None
+        try:
+            start = channel.receive()
+            if not isinstance(start, Start):
+                return 1
+            worker = Worker(rank, start)
+            channel.send(Ready(_resident_bytes()))
+            while True:
+                frame = channel.receive()
+                if frame is None or isinstance(frame, Stop):
+                    return 0
+                assert isinstance(frame, Command)
+                command = frame
+                channel.send(worker.execute(command))
+        except Exception as exc:
+            traceback.print_exc()
+            channel.send(_failure(command, exc))
+            # Peers may be waiting for this worker: stay until the controller has heard and decides.
+            channel.receive()
+            return 1
