@@ -23,19 +23,21 @@ from ir_schema.stages import (
 )
 from rpegc.labels import node_labels, vertex_label
 from rpegc.table import duration, indent, size, table
+from rpegc.text.compose import compose
+from rpegc.text.printer import print_file
 
 
 def dump(stage: Record) -> str:
-    """The text of a stage: its name and id, then everything it adds to the stage before."""
-    return "\n".join([f"{stage_name(stage)} {identify(stage)}", *_sections(stage)])
+    """The text of a stage: its name and id, then what it says beyond the problem it came from."""
+    return "\n".join([f"# {stage_name(stage)} {identify(stage)}", *_sections(stage)])
 
 
 def _sections(stage: Record) -> Iterable[str]:
     match stage:
         case Problem():
-            yield from _problem(stage)
+            yield print_file(compose(stage))
         case Configuration():
-            yield from _problem(stage.problem)
+            yield print_file(compose(stage.problem))
             yield section("plan", plan_table(stage.problem, stage.plan))
         case Unrolled():
             yield section("plan", plan_table(stage.configuration.problem, stage.configuration.plan))
@@ -60,31 +62,6 @@ def _sections(stage: Record) -> Iterable[str]:
 def section(title: str, body: str) -> str:
     """A title and an indented body."""
     return f"{title}\n{indent(body)}"
-
-
-def _problem(problem: Problem) -> Iterable[str]:
-    racks, nodes, gpus = problem.device_space
-    name = problem.hardware.provenance.name if problem.hardware.provenance else "unnamed hardware"
-    yield section("machine", f"{racks} racks x {nodes} nodes x {gpus} GPUs of {name}")
-    w = problem.workload
-    yield section(
-        "workload",
-        f"{w.prompts} prompts x {w.rollouts} rollouts, {w.prompt_length} + {w.response_length} tokens",
-    )
-    rows = [
-        (n, m.head, m.layers, m.hidden, m.ffn, m.attention_heads, m.vocabulary, m.bytes_per_parameter)
-        for n, m in problem.models.items()
-    ]
-    head = ("model", "head", "layers", "hidden", "ffn", "heads", "vocabulary", "bytes")
-    yield section("models", table(head, rows, right=range(2, 8)))
-    g = problem.graph
-    rows2 = [(v.name, v.role, v.model or "(host)", " ".join(v.reads), " ".join(v.writes)) for v in g.vertices]
-    yield section("operators", table(("operator", "role", "model", "reads", "writes"), rows2))
-    edges = [("data", *map(str, (e.source, "->", e.target, e.container))) for e in g.data_edges]
-    edges += [("publish", *map(str, (e.source, "->", e.target, e.container))) for e in g.publication_edges]
-    yield section("edges", "\n".join(" ".join(e) for e in edges))
-    tau = ", ".join(f"{m} {g.staleness.get(m, 0)}" for m in g.trainable)
-    yield section("trainable", f"{tau} (model and staleness budget)")
 
 
 def allocation_text(allocation: Allocation | None) -> str:

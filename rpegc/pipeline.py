@@ -92,18 +92,18 @@ class Pipeline:
         """The passes from `start` up to but not including `stop`."""
         return dataclasses.replace(self, passes=self.passes[start:stop], spans=self.spans[start:stop])
 
-    def check(self, source: str, target: str | None) -> None:
-        """Check that the passes fit together, take stage `source`, and end in `target` (None: anywhere).
+    def check(self, source: str | None, target: str | None) -> None:
+        """Check that the passes fit together, take stage `source`, and end in `target` (None: any).
 
         Raises UsageFailure E924 with a caret at the first pass that does not fit.
         """
-        stage = STAGES[source]
+        stage: type | None = None if source is None else STAGES[source]
         came_from = f"the input is `{source}`"
         for i, p in enumerate(self.passes):
-            if p.source is not stage:
+            if stage is not None and p.source is not stage:
                 raise self._misfit(i, came_from)
             stage, came_from = p.target, f"`{p.name}` makes `{stage_of(p.target)}`"
-        if target is not None and stage is not STAGES[target]:
+        if target is not None and stage is not None and stage is not STAGES[target]:
             raise usage_error(
                 "E924",
                 f"the pipeline `{self}` ends in stage `{stage_of(stage)}`, not in `{target}`",

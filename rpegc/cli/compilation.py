@@ -110,9 +110,7 @@ def settle_pipeline(request: Request, given: str | None) -> Pipeline:
         pipeline = pipeline if request.emit is None else pipeline.until(request.emit)
     if request.search:
         pipeline = pipeline.replace_options("search", **request.search)
-    if given is not None:
-        target = request.emit or ("executable" if request.pipeline is None else None)
-        pipeline.check(given, target)
+    pipeline.check(given, request.emit or ("executable" if request.pipeline is None else None))
     known = {p.name for p in pipeline.passes} | {"all"}
     for name in request.print_after:
         if name not in known:

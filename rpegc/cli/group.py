@@ -8,6 +8,7 @@ import click
 from rpegc.cli.compile import compile_command
 from rpegc.cli.console import HELP_OPTIONS
 from rpegc.cli.files import diff_command, dump_command, schema_command
+from rpegc.cli.model import model_command
 from rpegc.cli.source import check_command, fmt_command
 from rpegc.cli.tool import completion_command, explain_command, passes_command
 from rpegc.failure import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
@@ -20,6 +21,7 @@ COMMANDS = (
     explain_command,
     passes_command,
     schema_command,
+    model_command,
     completion_command,
 )
 
