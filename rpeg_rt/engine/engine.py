@@ -75,18 +75,18 @@ class Engine:
         self._workload, self._optimizer = workload, trainable
         self._model = Model(spec, groups, precision, workload.total_length)
         self._model.requires_grad_(trainable is not None)
+        for parameter in self._model.parameters():
+            parameter.data.zero_()  # Rows that pad the vocabulary are never filled.
         self._shards = shard_map(spec, groups.layout, groups.place)
         self._trainer: Trainer | None = None
         self._held: list[int | None] = [None] * copies
-        self._copies = self._allocate(copies)
+        # Versions by parameter. A trainable engine's parameters live in its optimizer's buffer instead.
+        self._copies = [] if trainable is not None else self._allocate(copies)
 
     def _allocate(self, copies: int) -> list[dict[str, Tensor]]:
-        """Storage of each version, by parameter; zero, because padded vocabulary rows are never filled."""
         parameters = dict(self._model.named_parameters())
-        storage = [{n: torch.zeros_like(p.data) for n, p in parameters.items()} for _ in range(copies)]
-        for name, p in parameters.items():
-            p.data = storage[0][name]
-        return storage
+        first = {name: p.data for name, p in parameters.items()}
+        return [first, *({n: torch.zeros_like(t) for n, t in first.items()} for _ in range(copies - 1))]
 
     def load(self, canonical: Callable[[str, tuple[int, ...]], Tensor], version: int = 0) -> None:
         """Fill this rank's shards from full canonical tensors, asked for by (name, shape), one at a time.
@@ -110,11 +110,10 @@ class Engine:
 
     def shards(self, version: int | None = None) -> list[Shard]:
         """Views of the local storage that holds, or in a ring will hold, `version` (default: in use)."""
-        slot = self._slot(self.version if version is None else version)
-        if self._optimizer is not None:  # The optimizer has moved the parameters into its own buffer.
-            storage = {n: p.data for n, p in self._model.named_parameters()}
+        if self._copies:
+            storage = self._copies[self._slot(self.version if version is None else version)]
         else:
-            storage = self._copies[slot]
+            storage = {n: p.data for n, p in self._model.named_parameters()}
         return [_view(s, storage[s.parameter]) for s in self._shards]
 
     def install(self, version: int) -> None:
@@ -126,7 +125,7 @@ class Engine:
         slot = self._slot(version)
         if self._held[slot] != version:
             raise VersionError(f"version {version} is not held, but {self.versions}")
-        if self._optimizer is None:
+        if self._copies:
             for name, p in self._model.named_parameters():
                 p.data = self._copies[slot][name]
         self.version = version

@@ -27,6 +27,7 @@ LAYOUTS = [
     layout(2, 2, 1),
     layout(1, 2, 2),
     layout(2, 1, 2),
+    layout(1, 1, 4),
 ]
 EOS = 5
 LENGTH = WORKLOAD.prompt_length
