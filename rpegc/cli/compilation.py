@@ -19,9 +19,6 @@ from rpegc.outcome import notices, outcome_of, summary
 from rpegc.pipeline import Pipeline, named_pipeline, parse_pipeline
 from rpegc.stagefiles import write_bytes
 
-COMMANDS = ("check", "fmt", "diff", "dump", "explain", "passes", "schema", "completion")
-
-
 @dataclass(frozen=True)
 class Request:
     """The command line of one compilation; `search` holds options that replace the search pass's."""
@@ -123,7 +120,7 @@ def settle_pipeline(request: Request, given: str | None) -> Pipeline:
 def _read(request: Request, console: Console) -> StageRun:
     options = _options(request)
     if request.file:
-        data = problem_bytes(request.file, COMMANDS)
+        data = problem_bytes(request.file, _command_names())
         console.source = Source.decode(data, request.file)
         read = parse_problem(data, request.file, options)
     else:
@@ -137,6 +134,12 @@ def _read(request: Request, console: Console) -> StageRun:
             )
     console.source = read.source
     return read.run
+
+
+def _command_names() -> list[str]:
+    """What FILE may have been meant to be."""
+    root = click.get_current_context().find_root().command
+    return sorted(root.commands) if isinstance(root, click.Group) else []
 
 
 def _options(request: Request) -> dict[str, object]:
