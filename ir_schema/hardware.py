@@ -44,7 +44,9 @@ class Hardware(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Parameters of one accelerator and its networks (`spec` names: F_peak, BW_mem, M_GPU, eps_rt, gamma_M,
     gamma_K, c_ng with its reference shape, alpha-beta pairs).
 
-    `kernel_seconds` is the shortest time one kernel takes (cost model `megatron`; 0 ignores it).
+    `kernel_seconds` is the shortest time one matrix product takes with the small kernels and the launches
+    around it (cost model `megatron`; 0 ignores it). Inter-node figures of collectives are those of whole
+    nodes, all network cards together; those of point-to-point transfers are one GPU's.
     `all_gather` and `reduce_scatter` default to the all-reduce parameters.
     """
 
