@@ -110,7 +110,6 @@ class Controller:
             code, message = exc.code, str(exc)
             raise
         finally:
-            self.fleet.close()
             self.trace.write(
                 Footer(
                     time_ns=self._now(),
@@ -120,6 +119,7 @@ class Controller:
                     completed=self.dispatcher.completed,
                 )
             )
+            self.fleet.close()
 
     # The run ---------------------------------------------------------------------------------------------
 

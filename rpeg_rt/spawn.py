@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 
@@ -66,7 +66,7 @@ def _reap(children: dict[int, int]) -> None:
             print(json.dumps(report), flush=True)
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Fork the workers that standard input asks for, and watch over them until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(os.getppid())
@@ -82,18 +82,20 @@ def main() -> int:
     selector = selectors.DefaultSelector()
     selector.register(sys.stdin, selectors.EVENT_READ, "stdin")
     selector.register(wake, selectors.EVENT_READ, "wake")
-    try:
-        while True:
-            _reap(children)
-            keys = [key.data for key, _ in selector.select()]
-            if "stdin" in keys and not os.read(sys.stdin.fileno(), 4096):
-                return 0
-            if "wake" in keys:
-                wake.recv(4096)
-    finally:
-        for pid in children:
-            os.kill(pid, signal.SIGKILL)
+    while True:
+        _reap(children)
+        keys = [key.data for key, _ in selector.select()]
+        if "stdin" in keys and not os.read(sys.stdin.fileno(), 4096):
+            break
+        if "wake" in keys:
+            wake.recv(4096)
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    for pid in children:
+        os.waitpid(pid, 0)
+    # Not sys.exit: unloading what was imported takes seconds, and there is nothing to flush.
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -89,7 +89,7 @@ class Footer(Event, frozen=True, kw_only=True):
 
 Line = Header | Dispatch | Complete | Footer
 
-_encoder = msgspec.json.Encoder(order="deterministic")
+_encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Line)
 
 

@@ -1,0 +1,185 @@
+"""Tiny PPO problems and executables of any plan, for tests of the runtime.
+
+The tokenizer is `bytes`, the prompts are written by `write_prompts`, the verifier is `verify` below.
+"""
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+from ir_schema.envelope import encode_stage
+from ir_schema.model import ModelSpec
+from ir_schema.problem import (
+    Container,
+    Edge,
+    Graph,
+    Optimizer,
+    Options,
+    Placement,
+    Problem,
+    RunConfig,
+    Verifier,
+    Vertex,
+    Workload,
+)
+from ir_schema.stages import Configuration, Executable
+from passes.assemble import assemble
+from passes.evaluate import evaluate
+from tests.strategies import HARDWARE
+
+VERTICES = ("actor_gen", "ref_inf", "reward_inf", "critic_inf", "actor_train", "critic_train")
+
+
+def verify(prompt: str, response: str, record: dict[str, Any]) -> float:
+    """A reward that depends on everything that it is given."""
+    return (sum(map(ord, response)) % 7 + len(prompt)) / 10 + record["bonus"]
+
+
+def write_prompts(directory: Path, count: int = 10) -> Path:
+    """A JSONL file of short prompts, and the verifier as a module beside it."""
+    path = directory / "prompts.jsonl"
+    lines = [json.dumps({"prompt": "ab" + "c" * (i % 3) + str(i), "bonus": i / 4}) for i in range(count)]
+    path.write_text("\n".join(lines) + "\n")
+    source = inspect.getsource(verify).replace("Any", "object")
+    (directory / "tiny_verifier.py").write_text(source)
+    return path
+
+
+def place(gpus: str, dp: int = 1, pp: int = 1, tp: int = 1, mb: int = 1, waves: int = 1) -> Placement:
+    """A vertex on GPUs "a" or "a-b" of node 0.0."""
+    first, _, last = gpus.partition("-")
+    count = int(last or first) - int(first) + 1
+    assert count == dp * pp * tp
+    return Placement(
+        origin=(0, 0, int(first)),
+        extent=(1, 1, count),
+        data_parallel=dp,
+        pipeline_parallel=pp,
+        tensor_parallel=tp,
+        microbatches=mb,
+        waves=waves,
+    )
+
+
+def colocated(dp: int = 1, pp: int = 1, tp: int = 1, **changes: Placement) -> dict[str, Placement]:
+    """All vertices on the same GPUs with one layout, but for `changes`."""
+    gpus = dp * pp * tp
+    everywhere = place("0" if gpus == 1 else f"0-{gpus - 1}", dp, pp, tp)
+    return {name: everywhere for name in VERTICES} | changes
+
+
+def problem(
+    *,
+    staleness: int = 0,
+    quantiles: tuple[tuple[float, int], ...] = (),
+    reward_model: bool = False,
+    workload: dict[str, Any] | None = None,
+    run: dict[str, Any] | None = None,
+    verifier: str = "tiny_verifier:verify",
+    device_space: tuple[int, int, int] = (1, 1, 4),
+) -> Problem:
+    """PPO with actor, critic, reference, and a verifier (or a reward model)."""
+    w = Workload(
+        **{
+            "prompts": 4,
+            "rollouts": 2,
+            "prompt_length": 6,
+            "response_length": 8,
+            "length_quantiles": quantiles,
+            **(workload or {}),
+        }
+    )
+    lm = ModelSpec(layers=2, hidden=16, ffn=32, vocabulary=260, head="lm", attention_heads=4, kv_heads=2, bytes_per_parameter=4)
+    scalar = ModelSpec(layers=2, hidden=16, ffn=32, vocabulary=260, head="scalar", attention_heads=4, kv_heads=2, bytes_per_parameter=4)
+    models = {"actor": lm, "reference": lm, "critic": scalar}
+    if reward_model:
+        models["reward"] = scalar
+    frozen = {"reference": "W_ref"} | ({"reward": "W_reward"} if reward_model else {})
+    rewarding = ("W_reward", "Y") if reward_model else ("Y",)
+    vertices = (
+        Vertex(name="actor_gen", role="generation", model="actor", reads=("W_actor", "X"), writes=("Y", "logp_actor")),
+        Vertex(name="ref_inf", role="inference", model="reference", reads=("W_ref", "Y"), writes=("logp_ref",)),
+        Vertex(
+            name="reward_inf",
+            role="inference",
+            model="reward" if reward_model else None,
+            reads=rewarding,
+            writes=("r",),
+        ),
+        Vertex(name="critic_inf", role="inference", model="critic", reads=("W_critic", "Y"), writes=("v",)),
+        Vertex(
+            name="actor_train",
+            role="training",
+            model="actor",
+            reads=("W_actor", "Y", "logp_actor", "logp_ref", "r", "v"),
+            writes=("W_actor",),
+        ),
+        Vertex(
+            name="critic_train",
+            role="training",
+            model="critic",
+            reads=("W_critic", "Y", "logp_ref", "r", "v"),
+            writes=("W_critic",),
+        ),
+    )
+    trainers = ("actor_train", "critic_train")
+    edges = [Edge("actor_gen", v, "Y") for v in ("ref_inf", "reward_inf", "critic_inf")]
+    for source, container in (("ref_inf", "logp_ref"), ("reward_inf", "r"), ("critic_inf", "v")):
+        edges += [Edge(source, t, container) for t in trainers]
+    sizes = {
+        "X": w.prompts * w.prompt_length,
+        "Y": w.sequences * w.total_length,
+        "logp_actor": w.sequences * w.response_length,
+        "logp_ref": w.sequences * w.response_length,
+        "v": w.sequences * w.response_length,
+        "r": w.sequences,
+    }
+    weights = {"W_actor": "actor", "W_critic": "critic"} | {name: m for m, name in frozen.items()}
+    containers = [Container(name=n, elements=20000, bytes_each=4, weights_of=m) for n, m in weights.items()]
+    containers += [Container(name=n, elements=e, bytes_each=4) for n, e in sizes.items()]
+    return Problem(
+        name="tiny",
+        options=Options(steps=4, cost_model="paper"),
+        workload=w,
+        models=models,
+        hardware=HARDWARE,
+        device_space=device_space,
+        graph=Graph(
+            vertices=vertices,
+            data_edges=tuple(edges),
+            publication_edges=(
+                Edge("actor_train", "actor_gen", "W_actor"),
+                Edge("critic_train", "critic_inf", "W_critic"),
+            ),
+            containers=tuple(containers),
+            trainable=("actor", "critic"),
+            staleness={"actor": staleness, "critic": staleness},
+            inputs=("X", *frozen.values()),
+        ),
+        host={} if reward_model else {"reward_inf": Verifier(seconds_per_response=0.001, workers=2, callable=verifier)},
+        run=RunConfig(
+            **{
+                "steps": 3,
+                "precision": "float64",
+                "prompts": "prompts.jsonl",
+                "optimizer": Optimizer(learning_rate=1e-3),
+                **(run or {}),
+            }
+        ),
+    )
+
+
+def executable(problem: Problem, plan: dict[str, Placement]) -> Executable:
+    """The executable of `problem` under `plan` (host vertices need no placement)."""
+    plan = {name: p for name, p in plan.items() if name not in problem.host}
+    return assemble(evaluate(Configuration(problem=problem, plan=plan)))
+
+
+def write_plan(directory: Path, executable: Executable) -> Path:
+    """A directory with `plan.exe.json` and its prompts."""
+    path = directory / "plan.exe.json"
+    path.write_bytes(encode_stage(executable))
+    if not (directory / "prompts.jsonl").exists():
+        write_prompts(directory)
+    return path
