@@ -54,11 +54,11 @@ class _Layer:
 
 
 class Decoder:
-    """One stage's layers with the weights that the model holds now."""
+    """One stage's layers with the weights that the model uses now, whatever version it uses later."""
 
     def __init__(self, model: Model) -> None:
         spec, layout = model.spec, model.groups.layout
-        self._model, self._spec = model, spec
+        self._spec = spec
         self._group = model.groups.collection.tp
         self._tensor, self._rank = layout.tensor_parallel, model.groups.place.tensor
         self._width, self._eps = spec.head_width, spec.norm_epsilon
@@ -68,14 +68,21 @@ class Decoder:
         half = model.rotary[:, 0, 0, : self._width // 2]
         self._cos, self._sin = half.cos().to(self._dtype), half.sin().to(self._dtype)
         self._layers = [_weights(layer) for layer in model.decoder.layers]
+        self._embedding = model.embedding.weight.data if model.pre_process else None
         last = model.groups.is_last_stage
         self._final_norm = model.decoder.final_layernorm.weight.data if last else None
         self._output = model.output_weight().data if last else None
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[...] token ids to [..., h] (first stage)."""
-        embedded: Tensor = self._model.embedding(tokens)
-        return embedded
+        if self._embedding is None:
+            raise ValueError("only the first stage embeds tokens")
+        if self._tensor == 1:
+            return F.embedding(tokens, self._embedding)
+        local = tokens - self._rank * len(self._embedding)
+        elsewhere = (local < 0) | (local >= len(self._embedding))
+        embedded = F.embedding(local.masked_fill(elsewhere, 0), self._embedding)
+        return self._summed(embedded.masked_fill(elsewhere[..., None], 0.0))
 
     def prefill(self, hidden: Tensor, lengths: Tensor, slots: int, rows: Tensor) -> tuple[Tensor, Cache]:
         """Run prompts [n, s, h] and make the cache of the sequences that continue them.

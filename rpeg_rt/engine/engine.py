@@ -147,7 +147,7 @@ class Engine:
         """
         tokens = tokens.to(device())
         shape = (len(tokens),) if kind == "reward" else (len(tokens), self._workload.response_length)
-        result = torch.zeros(shape, dtype=self.precision, device=device())
+        result = torch.zeros(shape, dtype=self._model.wide, device=device())
         if len(tokens):
             parts = tokens.tensor_split(min(microbatches, len(tokens)))
             aligned = [align(part, self._workload.prompt_length) for part in parts]

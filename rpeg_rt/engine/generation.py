@@ -90,7 +90,7 @@ class Generation:
             + torch.arange(rollouts, device=device())
         ).flatten()
         self._tokens = torch.full((n, response_length), -1, dtype=torch.int32, device=device())
-        self._logp = torch.zeros(n, response_length, dtype=model.config.params_dtype, device=device())
+        self._logp = torch.zeros(n, response_length, dtype=model.wide, device=device())
         self._ended: list[tuple[int, int, int]] = []
         self._left = 0
         self._sender = Sender()

@@ -133,7 +133,8 @@ def transformer_config(spec: ModelSpec, groups: LayoutGroups, precision: torch.d
 class Model(MegatronModule):  # type: ignore[misc]
     """One rank's stage and tensor shard: embedding on the first stage, heads on the last.
 
-    Parameters are named as `rpeg_rt.engine.sharding` says and are left uninitialised.
+    Parameters are named as `rpeg_rt.engine.sharding` says and are left uninitialised. `wide` is the type of
+    log-probabilities, values and rewards: the parameters' type, float32 at least.
     """
 
     def __init__(self, spec: ModelSpec, groups: LayoutGroups, precision: torch.dtype, positions: int) -> None:
@@ -166,7 +167,8 @@ class Model(MegatronModule):  # type: ignore[misc]
             )
         if self.post_process and spec.has_scalar_head:
             self.value_head = ScalarHead(spec.hidden, precision)
-        angles = rotary_table(spec, positions, torch.promote_types(precision, torch.float32))
+        self.wide = torch.promote_types(precision, torch.float32)
+        angles = rotary_table(spec, positions, self.wide)
         self.register_buffer("rotary", angles.to(device()), persistent=False)
         self._mark_parameters()
 

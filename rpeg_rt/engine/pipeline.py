@@ -117,7 +117,7 @@ def response_values(model: Model, hidden: Tensor, rows: Aligned) -> Tensor:
     if model.value_head is None:
         raise ValueError("the model has no scalar head")
     values: Tensor = model.value_head(hidden.flatten(0, 1).index_select(0, rows.predicting))
-    return rows.expand(values)
+    return rows.expand(values.to(model.wide))
 
 
 def sequence_rewards(model: Model, hidden: Tensor, rows: Aligned) -> Tensor:
@@ -125,4 +125,4 @@ def sequence_rewards(model: Model, hidden: Tensor, rows: Aligned) -> Tensor:
     if model.value_head is None:
         raise ValueError("the model has no scalar head")
     rewards: Tensor = model.value_head(hidden.flatten(0, 1).index_select(0, rows.last))
-    return rewards
+    return rewards.to(model.wide)

@@ -139,7 +139,7 @@ class Trainer:
         stage.finish()
         if not parts and groups.is_last_stage:
             # A replica without rows still takes part in the reduction, so it needs the metrics' names.
-            empty = torch.zeros(batch.mask.shape, dtype=model.config.params_dtype, device=device())
+            empty = torch.zeros(batch.mask.shape, dtype=model.wide, device=device())
             logp = None if model.lm_head is None else empty
             values = None if model.value_head is None else empty
             total, metrics = loss(TokenOutputs(logp, values), batch)

@@ -241,3 +241,33 @@ def test_the_same_run_gives_the_same_bits():
     for a, b in zip(once, again, strict=True):
         assert all(torch.equal(x[2], y[2]) for x, y in zip(a["weights"], b["weights"], strict=True))
         assert all(torch.equal(x.logp, y.logp) for x, y in zip(a["generated"], b["generated"], strict=True))
+
+
+def half(shape):
+    """Scores, and the loss over twenty small steps, of a model whose weights are bfloat16."""
+    groups = harness.groups_of(list(range(shape.gpus)), shape)
+    if not groups.member:
+        return None
+    spec = MODELS["llama, padded vocabulary"]
+    engine = harness.engine(spec, groups, torch.bfloat16, trainable=Optimizer(learning_rate=2e-4))
+    (first, second) = generate(engine, groups, 1)
+    assert first.logp.dtype == second.logp.dtype == torch.float32
+    tokens = block(responses(), groups)
+    scores = engine.score(tokens, 1, "logp")
+    before = torch.cat([s.tensor.flatten() for s in engine.shards()])
+    losses = [engine.train_minibatch(batch_of(tokens), loss, 2).get("loss") for _ in range(20)]
+    after = torch.cat([s.tensor.flatten() for s in engine.shards()])
+    large = before.abs() > 0.25  # so large that one step is less than half a unit in the last place
+    return scores, losses, float((before != after)[large].float().mean())
+
+
+def test_bfloat16_weights_are_trained_through_single_precision_copies():
+    shapes = [layout(1, 1, 1), layout(2, 1, 1), layout(1, 1, 2)]
+    results = harness.launch(2, lambda _: [half(shape) for shape in shapes])
+    (one, losses, changed), (two, others, _), (cut, rest, _) = results[0]
+    torch.testing.assert_close(torch.cat([two, results[1][1][0]]), one, rtol=0, atol=0.1)
+    torch.testing.assert_close(cut, one, rtol=0, atol=0.1)
+    assert losses[-1] < losses[0] - 0.05
+    assert others == pytest.approx(losses, abs=0.05)
+    assert rest == pytest.approx(losses, abs=0.05)
+    assert changed > 0.5
