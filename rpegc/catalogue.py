@@ -3,19 +3,30 @@
 import dataclasses
 import inspect
 
+from ir_schema.envelope import STAGES
+from rpegc.failure import UsageFailure
 from rpegc.pipeline import NAMED, option_types, print_value, stage_of, type_text
 from rpegc.registry import distribution, load_pass, registered
 from rpegc.table import indent, table
 
 
 def list_passes() -> str:
-    """All registered passes, in the order of the stages, and the named pipelines."""
-    kinds = [load_pass(name) for name in registered()]
-    rows = [(k.name, f"{stage_of(k.source)} -> {stage_of(k.target)}", k.summary) for k in kinds]
+    """All registered passes in the order of their stages, and the named pipelines."""
     named = [(f"-{name}", text) for name, text in NAMED.items()]
-    return "\n".join(
-        [table(("pass", "stages", "does"), rows), "", table(("level", "pipeline"), named)],
-    )
+    rows = [row for _, row in sorted(_row(name) for name in registered())]
+    return "\n".join([table(("pass", "stages", "does"), rows), "", table(("level", "pipeline"), named)])
+
+
+def _row(name: str) -> tuple[list[int], tuple[str, str, str]]:
+    """A pass's place in the order of stages, and what is said about it."""
+    try:
+        kind = load_pass(name)
+    except UsageFailure as exc:
+        found = exc.diagnostics[0]
+        return [len(STAGES)], (name, "?", "; ".join([found.message, *found.notes]))
+    stages = [stage_of(kind.source), stage_of(kind.target)]
+    order = [list(STAGES).index(s) if s in STAGES else len(STAGES) for s in stages]
+    return order, (name, " -> ".join(stages), kind.summary)
 
 
 def show_pass(name: str) -> str:

@@ -5,20 +5,18 @@ found the input at fault; anything else it raises is a bug, and then the driver 
 stage that went in and the pipeline text from there on, which together make it happen again.
 """
 
-import shlex
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ir_schema.base import Record
-from ir_schema.diagnostics import Diagnostic, DiagnosticError, SourceMap
+from ir_schema.diagnostics import DiagnosticError, SourceMap
 from ir_schema.envelope import encode_stage, identify, stage_name
-from rpegc.failure import InternalFailure, UsageFailure
+from rpegc.failure import InternalFailure
 from rpegc.pipeline import Pipeline, print_pass
 from rpegc.registry import AnyPass
-from rpegc.stagefiles import write_bytes
+from rpegc.reproducer import crash, reproducible
 
 
 @dataclass(frozen=True)
@@ -101,6 +99,7 @@ def run_pipeline(
             raise
         except Exception as exc:
             failure = InternalFailure([crash(f"pass `{p.name}` crashed", exc)])
+            failure.__cause__ = exc
             raise _with_reproducer(failure, pipeline, index, runs[index - 1], reproducers) from exc
     return runs
 
@@ -115,43 +114,17 @@ def _run_pass(p: AnyPass, before: StageRun) -> StageRun:
     return StageRun(stage, identify(stage), p, before.id, seconds, before.external, keep)
 
 
-def crash(message: str, exc: BaseException) -> Diagnostic:
-    """The diagnostic of an exception that nobody expected: what was raised, and where."""
-    frames = traceback.extract_tb(exc.__traceback__)
-    where = f"at {Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
-    raised = "".join(traceback.format_exception_only(exc)).strip()
-    return Diagnostic(
-        code="E990",
-        message=message,
-        notes=tuple(n for n in (raised, where) if n),
-        help="this is a bug in the compiler or a plugin; please report it",
-    )
-
-
 def _with_reproducer(
     failure: InternalFailure, pipeline: Pipeline, index: int, before: StageRun, where: Path | None
 ) -> InternalFailure:
-    """`failure` with the reproducer that was written for pass `index`, if it could be."""
+    """`failure` with a reproducer of pass `index`, if one is wanted and can be written."""
     if where is None:
         return failure
-    rest = str(pipeline.part(index - 1))
-    folder = where / f"rpegc-crash-{before.id[:12]}"
-    source = folder / f"input.{before.name}.json"
-    replay = f"rpegc --from {shlex.quote(str(source))} -p {shlex.quote(rest)} --verify-each -o /dev/null"
-    try:
-        write_bytes(str(source), before.encode())
-        write_bytes(str(folder / "pipeline.txt"), f"{rest}\n".encode())
-        write_bytes(str(folder / "replay.sh"), f"{replay}\n".encode())
-        cause = failure.__cause__ or failure
-        write_bytes(str(folder / "traceback.txt"), "".join(traceback.format_exception(cause)).encode())
-    except (UsageFailure, ValueError):
-        return failure
-    first, *others = failure.diagnostics
-    told = Diagnostic(
-        code=first.code,
-        message=first.message,
-        labels=first.labels,
-        notes=first.notes,
-        help=f"{first.help}; it happens again with:\n{replay}",
+    return reproducible(
+        failure,
+        where / f"rpegc-crash-{before.id[:12]}",
+        f"input.{before.name}.json",
+        before.encode(),
+        "--from",
+        str(pipeline.part(index - 1)),
     )
-    return InternalFailure([told, *others], reproducer=str(folder))

@@ -6,13 +6,15 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from ir_schema.envelope import STAGES, encode_stage
+from ir_schema.base import Record
+from ir_schema.envelope import STAGES, encode_stage, stage_name
 from ir_schema.jsonschema import DIRECTORY, stage_schema
-from ir_schema.problem import Problem
-from rpegc.driver import input_run, run_pipeline
-from rpegc.pipeline import Pipeline
-from tests.rpegc.conftest import CASES, case_problem
-from tests.rpegc.fakes import Plan
+from passes.assemble import assemble
+from passes.cost import cost
+from passes.lower import lower
+from passes.schedule import schedule
+from passes.unroll import unroll
+from tests.rpegc.conftest import CASES, case_problem, configured
 
 
 def validator(stage: str) -> jsonschema.Draft202012Validator:
@@ -43,7 +45,12 @@ def test_a_wrong_file_does_not_satisfy_its_schema() -> None:
 @pytest.mark.parametrize("path", sorted(CASES.glob("*/*.json")), ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_every_stage_of_the_cases_satisfies_its_schema(path: Path) -> None:
     problem = case_problem(path)
-    assert isinstance(problem, Problem)
-    pipeline = Pipeline((Plan(),))
-    for run in run_pipeline(pipeline, input_run(problem)):
-        validator(run.name).validate(json.loads(run.encode()))
+    stages: list[Record] = [problem, configured(problem)]
+    stages.append(unroll(stages[1]))
+    stages.append(lower(stages[2]))
+    stages.append(cost(stages[3]))
+    stages.append(schedule(stages[4]))
+    stages.append(assemble(stages[5]))
+    assert [stage_name(s) for s in stages] == list(STAGES)
+    for stage in stages:
+        validator(stage_name(stage)).validate(json.loads(encode_stage(stage)))

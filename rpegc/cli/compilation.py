@@ -1,23 +1,26 @@
 """What the main verb does: settle the pipeline, read the input, run, write, report."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from ir_schema.diagnostics import Diagnostic
+from ir_schema.diagnostics import Diagnostic, DiagnosticError
 from ir_schema.envelope import STAGES, pretty
 from rpegc.cli.console import Console
 from rpegc.diagnostics import Source
 from rpegc.driver import Instrument, StageRun, run_pipeline
 from rpegc.dump import dump
-from rpegc.failure import EXIT_OK, suggestion, usage_error
-from rpegc.inputs import parse_problem, problem_bytes, read_stage
+from rpegc.failure import EXIT_OK, InternalFailure, suggestion, usage_error
+from rpegc.inputs import Input, parse_problem, problem_bytes, read_stage
 from rpegc.instrument import Announce, Keep, PrintAfter, SaveStages, TimePasses, VerifyEach
 from rpegc.outcome import notices, outcome_of, summary
 from rpegc.pipeline import Pipeline, named_pipeline, parse_pipeline
+from rpegc.reproducer import crash, reproducible
 from rpegc.stagefiles import write_bytes
+
 
 @dataclass(frozen=True)
 class Request:
@@ -118,15 +121,14 @@ def settle_pipeline(request: Request, given: str | None) -> Pipeline:
 
 
 def _read(request: Request, console: Console) -> StageRun:
-    options = _options(request)
     if request.file:
         data = problem_bytes(request.file, _command_names())
         console.source = Source.decode(data, request.file)
-        read = parse_problem(data, request.file, options)
+        read = _parse(request, data)
     else:
         assert request.resume
         read = read_stage(request.resume)
-        if options:
+        if _options(request):
             raise usage_error(
                 "E930",
                 f"the options of `{request.resume}` are settled",
@@ -134,6 +136,21 @@ def _read(request: Request, console: Console) -> StageRun:
             )
     console.source = read.source
     return read.run
+
+
+def _parse(request: Request, data: bytes) -> Input:
+    """The problem; a crash of the front end leaves a reproducer, as one of a pass does."""
+    assert request.file
+    try:
+        return parse_problem(data, request.file, _options(request))
+    except DiagnosticError:
+        raise
+    except Exception as exc:
+        failure = InternalFailure([crash("reading the problem crashed", exc)])
+        failure.__cause__ = exc
+        name = "input.json" if data.lstrip().startswith(b"{") else "input.rpeg"
+        folder = Path(f"rpegc-crash-{hashlib.sha256(data).hexdigest()[:12]}")
+        raise reproducible(failure, folder, name, data, "", "verify") from exc
 
 
 def _command_names() -> list[str]:

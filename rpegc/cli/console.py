@@ -85,7 +85,7 @@ class Console:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit flush fails no more
                 return EXIT_USAGE, ()
             case _:
-                from rpegc.driver import crash
+                from rpegc.reproducer import crash
 
                 found = (crash("rpegc crashed", exc),)
                 self.report(found)

@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ir_schema.problem import Problem
+from ir_schema.problem import Placement, Problem
+from ir_schema.stages import Configuration
 
 CASES = Path(__file__).parents[1] / "cases"
 
@@ -15,6 +16,12 @@ def case_problem(path: Path) -> Problem:
     case = msgspec.json.decode(path.read_bytes())
     del case["fields"], case["expected"]
     return msgspec.convert(case, Problem)
+
+
+def configured(problem: Problem) -> Configuration:
+    """The problem under the complete plan that it carries."""
+    plan = {name: msgspec.convert(msgspec.to_builtins(p), Placement) for name, p in problem.plan.items()}
+    return Configuration(problem=msgspec.structs.replace(problem, plan={}, search=None), plan=plan)
 
 
 @pytest.fixture(scope="session")

@@ -7,21 +7,15 @@ import msgspec
 import pytest
 
 from ir_schema.base import Record
-from ir_schema.problem import Placement, Problem
+from ir_schema.problem import Problem
 from ir_schema.stages import Configuration, Executable, Scheduled
 from passes.assemble import assemble
 from passes.evaluate import evaluate
 from passes.unroll import unroll
 from rpegc.invariants import violations
-from tests.rpegc.conftest import CASES, case_problem
+from tests.rpegc.conftest import CASES, case_problem, configured
 
 replace: Callable[..., Any] = msgspec.structs.replace
-
-
-def configured(problem: Problem) -> Configuration:
-    """The problem under the complete plan that it carries."""
-    plan = {name: msgspec.convert(msgspec.to_builtins(p), Placement) for name, p in problem.plan.items()}
-    return Configuration(problem=replace(problem, plan={}, search=None), plan=plan)
 
 
 @pytest.fixture(scope="module")
