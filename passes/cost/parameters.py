@@ -3,7 +3,8 @@
 Pure functions of a `ModelSpec`. Totals are those of the published checkpoint: unpadded vocabulary, tied
 embeddings once. Shards are what Megatron stores: padded vocabulary, tied embeddings at both ends of a
 pipeline, key/value heads replicated where tensor ranks outnumber them, norms and routers on every rank,
-experts whole (expert tensor parallelism is 1) and divided over expert ranks.
+experts whole (expert tensor parallelism is 1) and divided over expert ranks. Gemma 4's router scales and
+their norms (0.001 % of it) are not counted.
 """
 
 from dataclasses import dataclass
