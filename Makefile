@@ -35,6 +35,7 @@ lint: $(STAMP)
 fmt: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/python -m ir_schema.jsonschema
 
 clean:
 	rm -rf $(BUILD)
