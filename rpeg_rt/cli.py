@@ -64,6 +64,7 @@ timed out, 6 verifier or data failed, 7 verification failed, 8 numeric failure, 
     type=_FILE,
     help="Directory of prompts, tokenizer and verifiers (default: the plan's, or the current).",
 )
+@click.option("--save", type=_FILE, help="Write the trained models into this directory, as safetensors.")
 @click.option(
     "--node-seconds",
     type=click.FloatRange(min=0, min_open=True),
@@ -82,6 +83,7 @@ def run_command(
     trace: Path | None,
     metrics: Path | None,
     data: Path | None,
+    save: Path | None,
     node_seconds: float,
     as_json: bool,
     quiet: bool,
@@ -97,6 +99,7 @@ def run_command(
         trace=trace,
         metrics=metrics,
         data=data,
+        save=save,
         node_seconds=node_seconds,
     )
     outcome = execute(plan, settings, _progress(quiet))

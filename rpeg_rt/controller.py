@@ -13,10 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
+from pathlib import Path
 
 from ir_schema.envelope import canonical
 from rpeg_rt.commands import Commander
 from rpeg_rt.dispatch import Dispatcher, Instance
+from rpeg_rt.engine.architecture import canonical_shapes
+from rpeg_rt.evaluation import examination
 from rpeg_rt.failure import (
     ExitCode,
     InterruptedRunError,
@@ -28,9 +31,12 @@ from rpeg_rt.failure import (
 from rpeg_rt.fleet import Fleet, Lost, Received
 from rpeg_rt.host import Host, Verified
 from rpeg_rt.load import Plan
-from rpeg_rt.protocol import Done, Failed, Hello, Ready, Start
+from rpeg_rt.precision import weight_type
+from rpeg_rt.protocol import Answers, Done, Failed, Frame, Hello, Ready, Save, Start
 from rpeg_rt.realise import Realisation
-from rpeg_rt.trace import VERSION, Complete, Dispatch, Footer, Header, Part, TraceWriter
+from rpeg_rt.semantics import Train
+from rpeg_rt.trace import VERSION, Complete, Dispatch, Evaluation, Footer, Header, Part, TraceWriter
+from rpeg_rt.weights_file import lay_out
 
 START_SECONDS = 300.0
 GRACE_SECONDS = 1.0
@@ -60,7 +66,7 @@ class Controller:
     """One run of a plan over `steps` RL steps.
 
     `node_seconds` bounds the time of any one node (or 20 times its predicted time, where that is more).
-    `on_step` is called with each finished step, in order. `started_ns` is when the workers were ready.
+    `on_step` is called with each finished step, in order; final weights are written under `save`. `started_ns` is when the workers were ready.
     """
 
     def __init__(
@@ -71,16 +77,21 @@ class Controller:
         steps: int,
         seed: int,
         trace: TraceWriter,
+        save: Path | None,
         node_seconds: float,
         on_step: Callable[[StepReport], None],
     ) -> None:
         self.plan, self.realisation, self.steps, self.seed = plan, realisation, steps, seed
-        self.trace, self.node_seconds, self.on_step = trace, node_seconds, on_step
+        self.trace, self.save, self.node_seconds, self.on_step = trace, save, node_seconds, on_step
+        run = plan.executable.problem.run
+        assert run is not None, "preflight refuses a plan without a run"
+        self._run_config = run
         template = plan.executable.template
         self.dispatcher = Dispatcher(template, steps, realisation.reservations(), realisation.generation)
         self.fleet = Fleet(realisation.world)
         self._running: dict[Instance, _Running] = {}
         self._verified: deque[Verified] = deque()
+        self.evaluations: list[Evaluation] = []
         self._reports: dict[int, StepReport] = {}
         self._ops_left: dict[int, int] = {}
         self._ops = sum(n.kind == "Op" for n in template)
@@ -103,9 +114,13 @@ class Controller:
                 self.host = host(self._on_verified)
                 self.commander = Commander(self.realisation, self.host)
                 self._start_workers()
+                self._evaluate()
                 self.started_ns = self._now()
                 self._loop()
                 self.finished_ns = self._now()
+                self._evaluate()
+                if self.save is not None:
+                    self._save_weights(self.save)
         except RunError as exc:
             code, message = exc.code, str(exc)
             raise
@@ -163,6 +178,25 @@ class Controller:
             for x, running in self._running.items():
                 if running.deadline <= now:
                     raise self._stalled(x, running)
+
+    def _evaluate(self) -> None:
+        """Examine the policy on the held-out prompts, if there are any."""
+        exam = examination(self.realisation, self.host)
+        if exam is None:
+            return
+        started, deadline = self._now(), time.monotonic() + self.node_seconds
+        for rank, question in exam.questions.items():
+            self.fleet.send(rank, question)
+        while not self._verified:
+            for received in self._events(deadline):
+                if isinstance(received.frame, Answers):
+                    exam.answer(received.rank, received.frame)
+            if not self._verified and time.monotonic() >= deadline:
+                who = self._name_workers(exam.silent) if exam.silent else "the verifier"
+                raise StalledError(f"the held-out evaluation is not done in time; still waiting for {who}")
+        event = exam.result(self._verified.popleft(), started, self._now())
+        self.trace.write(event)
+        self.evaluations.append(event)
 
     def _dispatch(self) -> None:
         """Start everything that may start."""
@@ -252,6 +286,35 @@ class Controller:
                 self._next_report += 1
         self._dispatch()
 
+    # Between nodes -----------------------------------------------------------------------------------------
+
+    def _ask(self, requests: dict[int, Save]) -> dict[int, Frame]:
+        """Put a question to workers while no node runs; their answers by rank."""
+        for rank, request in requests.items():
+            self.fleet.send(rank, request)
+        answers: dict[int, Frame] = {}
+        deadline = time.monotonic() + self.node_seconds
+        while len(answers) < len(requests):
+            answers |= {r.rank: r.frame for r in self._events(deadline)}
+            if len(answers) < len(requests) and time.monotonic() >= deadline:
+                missing = set(requests) - set(answers)
+                raise StalledError(
+                    f"{self._name_workers(missing)} did not answer in {self.node_seconds:.0f} s"
+                )
+        return answers
+
+    def _save_weights(self, directory: Path) -> None:
+        """The newest weights of every trained model, each as one safetensors file."""
+        for vertex, task in self.realisation.semantics.tasks.items():
+            if isinstance(task, Train):
+                place = self.realisation.serving[vertex]
+                spec = self.realisation.problem.models[place.model]
+                path = directory / f"{place.model}.safetensors"
+                part = path.with_name(f".{path.name}.part")
+                lay_out(part, canonical_shapes(spec), weight_type(spec, self._run_config.precision))
+                self._ask({r: Save(vertex, str(part)) for r in self.realisation.ranks(place.allocation)})
+                part.replace(path)
+
     # Events and failures -----------------------------------------------------------------------------------
 
     def _events(self, deadline: float) -> Iterator[Received]:
@@ -324,8 +387,6 @@ class Controller:
         self.fleet.wake()
 
     def _header(self) -> Header:
-        run = self.plan.executable.problem.run
-        assert run is not None
         software = {}
         for name in ("torch", "megatron-core", "numpy"):
             try:
@@ -337,7 +398,7 @@ class Controller:
             plan=self.plan.id,
             steps=self.steps,
             seed=self.seed,
-            precision=run.precision,
+            precision=self._run_config.precision,
             workers=dict(enumerate(self.realisation.devices)),
             software=software,
         )

@@ -24,6 +24,9 @@ from rpeg_rt.dispatch import Instance
 from rpeg_rt.failure import FileError, NumericError, PreflightError, RunError, UserCodeError
 from rpeg_rt.verifiers import Verifier, last_line, load_verifier
 
+HELD_OUT = Instance(-1, -1)
+"""Stands for the host vertex instance where the responses are those of a held-out evaluation."""
+
 
 @dataclass(frozen=True)
 class Verified:
@@ -44,6 +47,12 @@ class _Batch:
         self.missing = len(indices)
         self.failed = False
         self.lock = threading.Lock()
+
+    def describe(self, i: int) -> str:
+        """The i-th of these responses."""
+        if self.x == HELD_OUT:
+            return f"the response to held-out prompt {self.indices[i]}"
+        return f"response {self.indices[i]} of step {self.x.step}"
 
 
 class VerifierPool:
@@ -72,13 +81,11 @@ class VerifierPool:
                 batch.rewards[i] = float(call())
                 if not math.isfinite(batch.rewards[i]):
                     error = NumericError(
-                        f"verifier of `{self.vertex}` gave {batch.rewards[i]} to response "
-                        f"{batch.indices[i]} of step {batch.x.step}"
+                        f"verifier of `{self.vertex}` gave {batch.rewards[i]} to {batch.describe(i)}"
                     )
             except Exception as exc:
                 error = UserCodeError(
-                    f"verifier of `{self.vertex}` failed on response {batch.indices[i]} of step {batch.x.step}: "
-                    f"{last_line(exc)}"
+                    f"verifier of `{self.vertex}` failed on {batch.describe(i)}: {last_line(exc)}"
                 )
             with batch.lock:
                 if batch.failed:
@@ -101,19 +108,26 @@ class Host:
         if run.prompts is None:
             raise FileError("the run names no prompts; give `prompts` in the file's `run` section")
         try:
-            tokenizer = run.tokenizer
-            self.tokenizer: Tokenizer = load_tokenizer(tokenizer, directory)
-            self.prompts: PromptSet = load_prompts(
-                directory / run.prompts,
-                self.tokenizer,
-                prompt_length=problem.workload.prompt_length,
-                field=run.prompt_field,
-                long_prompts=run.long_prompts,
-                seed=seed,
-            )
+            self.tokenizer: Tokenizer = load_tokenizer(run.tokenizer, directory)
         except DataError as exc:
-            missing = not (directory / run.prompts).is_file()
-            raise (FileError if missing else UserCodeError)(str(exc)) from exc
+            raise FileError(str(exc)) from exc
+
+        def load(file: str) -> PromptSet:
+            try:
+                return load_prompts(
+                    directory / file,
+                    self.tokenizer,
+                    prompt_length=problem.workload.prompt_length,
+                    field=run.prompt_field,
+                    long_prompts=run.long_prompts,
+                    seed=seed,
+                )
+            except DataError as exc:
+                missing = not (directory / file).is_file()
+                raise (FileError if missing else UserCodeError)(str(exc)) from exc
+
+        self.prompts = load(run.prompts)
+        self.held_out = load(run.eval_prompts).prompts if run.eval_prompts else []
         self._check_vocabulary()
         self._take = lru_cache(maxsize=8)(lambda step: self.prompts.take(step, problem.workload.prompts))
         self._verifiers: dict[str, Verifier] = {}
@@ -141,18 +155,22 @@ class Host:
         self, x: Instance, vertex: str, indices: npt.NDArray[np.int64], tokens: npt.NDArray[Any]
     ) -> None:
         """Start verifying the responses in `tokens` [n, L_p + L_r], whose sequence indices are `indices`."""
-        prompts = self._prompts_of(x.step)
-        w, verifier = self.problem.workload, self._verifiers[vertex]
-
-        def call(i: int, row: npt.NDArray[Any]) -> Callable[[], float]:
-            prompt: Prompt = prompts[i // w.rollouts]
-            response = row[w.prompt_length :]
-            return lambda: verifier(
-                prompt.text, self.tokenizer.decode(response[response >= 0].tolist()), dict(prompt.record)
-            )
-
-        calls = [call(int(i), row) for i, row in zip(indices, tokens, strict=True)]
+        prompts, rollouts = self._prompts_of(x.step), self.problem.workload.rollouts
+        calls = [
+            self._call(vertex, prompts[int(i) // rollouts], row)
+            for i, row in zip(indices, tokens, strict=True)
+        ]
         self._pools[vertex].submit(x, indices, calls)
+
+    def examine(self, vertex: str, tokens: npt.NDArray[Any]) -> None:
+        """Start verifying one response [n, L_p + L_r] to each held-out prompt."""
+        calls = [self._call(vertex, prompt, row) for prompt, row in zip(self.held_out, tokens, strict=True)]
+        self._pools[vertex].submit(HELD_OUT, np.arange(len(calls)), calls)
+
+    def _call(self, vertex: str, prompt: Prompt, row: npt.NDArray[Any]) -> Callable[[], float]:
+        response = row[self.problem.workload.prompt_length :]
+        text = self.tokenizer.decode(response[response >= 0].tolist())
+        return lambda: self._verifiers[vertex](prompt.text, text, dict(prompt.record))
 
     def _prompts_of(self, step: int) -> list[Prompt]:
         return self._take(step)

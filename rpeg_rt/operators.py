@@ -20,6 +20,7 @@ from rpeg_rt.engine.groups import LayoutGroups
 from rpeg_rt.engine.training import NumericError, TokenOutputs
 from rpeg_rt.precision import number_type
 from rpeg_rt.rows import block, count, phase_count
+from rpeg_rt.sampling import derive_seed
 from rpeg_rt.semantics import Generate, Score, Train
 from rpeg_rt.store import Rows
 
@@ -56,7 +57,7 @@ class Generating:
         if prompts is not None:
             if site.placement.waves > 1:
                 return self._waves(site, task, step, prompts)
-            self._active[key] = self._start(site, step, prompts)
+            self._active[key] = self._start_step(site, step, prompts)
         local = count(block(w, replicas, site.replica))
         done = local if phase == phases else phase_count(w, replicas, phase)
         finished = self._active[key].run_until(min(done, local))
@@ -72,12 +73,28 @@ class Generating:
             task.logprobs: Rows(indices, logp.to(getattr(torch, number_type(self.run.precision)))),
         }
 
-    def _start(self, site: Site, step: int, prompts: Rows) -> Generation:
+    def _start_step(self, site: Site, step: int, prompts: Rows) -> Generation:
+        return self._start(site, step, prompts, rollouts=self.workload.rollouts, seed=self.seed)
+
+    def answer(self, site: Site, prompts: Rows) -> Tensor:
+        """One response to each held-out prompt, tokens [n, L_p + L_r] in order; no more prompts at a time than
+        a replica has sequences in a step. The random numbers are the same in every evaluation."""
+        seed = derive_seed(self.seed, "evaluation")
+        most = max(1, self.workload.sequences // site.placement.data_parallel)
+        parts = zip(prompts.indices.split(most), prompts.values.split(most), strict=True)
+        return torch.cat(
+            [
+                self._start(site, 0, Rows(*part), rollouts=1, seed=seed).run_until(len(part[0])).tokens
+                for part in parts
+            ]
+        )
+
+    def _start(self, site: Site, step: int, prompts: Rows, *, rollouts: int, seed: int) -> Generation:
         return site.engine.start_generation(
             prompts.values,
             prompts.indices.tolist(),
-            self.workload.rollouts,
-            seed=self.seed,
+            rollouts,
+            seed=seed,
             step=step,
             temperature=self.run.temperature,
             top_p=self.run.top_p,
@@ -92,7 +109,7 @@ class Generating:
         for indices, values in zip(
             torch.tensor_split(prompts.indices, waves), torch.tensor_split(prompts.values, waves), strict=True
         ):
-            finished = self._start(site, step, Rows(indices, values)).run_until(
+            finished = self._start_step(site, step, Rows(indices, values)).run_until(
                 len(indices) * self.workload.rollouts
             )
             for name, collected in parts.items():

@@ -109,6 +109,37 @@ class Done(Message, frozen=True, tag=True, array_like=True):
     host_rows: dict[str, RowsFrame]
 
 
+class Evaluate(Message, frozen=True, tag=True, array_like=True):
+    """Controller to worker: with the newest weights that training `vertex` holds, sample a response to each of
+    its replica's held-out prompts [n, L_p], which are those from `first` on."""
+
+    vertex: str
+    first: int
+    prompts: Array
+
+
+class Answers(Message, frozen=True, tag=True, array_like=True):
+    """Worker to controller: the responses [n, L_p + L_r] to an Evaluate, and the version that gave them."""
+
+    first: int
+    version: int
+    tokens: Array
+
+
+class Save(Message, frozen=True, tag=True, array_like=True):
+    """Controller to worker: write the slices of training `vertex`'s weights into a laid-out file."""
+
+    vertex: str
+    path: str
+
+
+class Saved(Message, frozen=True, tag=True, array_like=True):
+    """Worker to controller: its slices of `vertex`'s weights, of `version`, are in the file."""
+
+    vertex: str
+    version: int
+
+
 class Failed(Message, frozen=True, tag=True, array_like=True):
     """Worker to controller: it cannot go on. `kind`: "peer" another worker went away, "numeric" a number is
     not finite, "error" anything else."""
@@ -124,7 +155,7 @@ class Stop(Message, frozen=True, tag=True, array_like=True):
     """Controller to worker: the run is over; leave."""
 
 
-Frame = Hello | Start | Ready | Command | Done | Failed | Stop
+Frame = Hello | Start | Ready | Command | Done | Evaluate | Answers | Save | Saved | Failed | Stop
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Frame)

@@ -29,6 +29,7 @@ class Settings:
     trace: Path | None = None
     metrics: Path | None = None
     data: Path | None = None
+    save: Path | None = None
     node_seconds: float = 600.0
 
 
@@ -42,6 +43,8 @@ def execute(path: Path, settings: Settings, progress: Callable[[StepReport, int]
     seed = run.seed if settings.seed is None else settings.seed
     if steps < 1:
         raise FileError(f"a run of {steps} steps is none; give --steps 1 or more")
+    if settings.save is not None and not settings.save.is_dir():
+        raise FileError(f"cannot save weights: {settings.save} is not a directory")
     reports: list[StepReport] = []
     with ExitStack() as stack:
         metrics = _open_metrics(settings.metrics, stack)
@@ -64,6 +67,7 @@ def execute(path: Path, settings: Settings, progress: Callable[[StepReport, int]
             steps=steps,
             seed=seed,
             trace=writer,
+            save=settings.save,
             node_seconds=settings.node_seconds,
             on_step=on_step,
         )

@@ -77,6 +77,22 @@ class Complete(Event, frozen=True, kw_only=True):
     host: Part | None = None
 
 
+class Evaluation(Event, frozen=True, kw_only=True):
+    """While no node ran, the workers of training vertex `vertex` answered `prompts` held-out prompts.
+
+    `versions` are those that each worker used, `reward` is the mean, `correct` the share of rewards of 1 or
+    more.
+    """
+
+    start_ns: int
+    time_ns: int
+    vertex: str
+    versions: dict[int, int]
+    prompts: int
+    reward: float
+    correct: float
+
+
 class Footer(Event, frozen=True, kw_only=True):
     """How the run ended."""
 
@@ -87,7 +103,7 @@ class Footer(Event, frozen=True, kw_only=True):
     completed: int
 
 
-Line = Header | Dispatch | Complete | Footer
+Line = Header | Dispatch | Complete | Evaluation | Footer
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Line)

@@ -25,14 +25,18 @@ from rpeg_rt.initial import initial_label, initial_tensor
 from rpeg_rt.operators import Generating, Site, score, train
 from rpeg_rt.precision import number_type, weight_type
 from rpeg_rt.protocol import (
+    Answers,
     Channel,
     Command,
     Done,
+    Evaluate,
     Failed,
     Hello,
     Move,
     Ready,
     RowsFrame,
+    Save,
+    Saved,
     Start,
     Stop,
     from_array,
@@ -42,6 +46,7 @@ from rpeg_rt.realise import BoundNode, Realisation, Weights, WeightTransfer, lay
 from rpeg_rt.rows import Key, count, replica_ranks, to_indices
 from rpeg_rt.semantics import Generate, Score, Train
 from rpeg_rt.store import Rows, Store, gather
+from rpeg_rt.weights_file import writable_tensors
 
 
 class _Ledger:
@@ -141,6 +146,27 @@ class Worker:
             metrics=metrics,
             host_rows=self._for_host(bound, left),
         )
+
+    def evaluate(self, question: Evaluate) -> Answers:
+        """Answer held-out prompts."""
+        place, placement = self.realisation.serving[question.vertex], self.realisation.plan[question.vertex]
+        site = Site(question.vertex, self.engines[place], self._groups(place), placement)
+        prompts = torch.from_numpy(from_array(question.prompts))
+        indices = torch.arange(question.first, question.first + len(prompts))
+        tokens = self.generating.answer(site, Rows(indices, prompts))
+        return Answers(question.first, site.engine.version, to_array(tokens.cpu().numpy()))
+
+    def save(self, request: Save) -> Saved:
+        """Write this worker's slices of a model; replicas beyond the first have nothing to add."""
+        place = self.realisation.serving[request.vertex]
+        engine, position = self.engines[place], self._groups(place).place
+        if position.data == 0:
+            tensors = writable_tensors(Path(request.path))
+            for shard in engine.shards():
+                values = shard.tensor.detach().cpu().contiguous()
+                bits = values.view(torch.uint16) if values.dtype == torch.bfloat16 else values
+                tensors[shard.name][shard.slices] = bits.numpy()
+        return Saved(request.vertex, engine.version)
 
     # Rows --------------------------------------------------------------------------------------------------
 
@@ -291,6 +317,12 @@ def main(rank: int, address: tuple[str, int], secret: str) -> int:
                 frame = channel.receive()
                 if frame is None or isinstance(frame, Stop):
                     return 0
+                if isinstance(frame, Evaluate):
+                    channel.send(worker.evaluate(frame))
+                    continue
+                if isinstance(frame, Save):
+                    channel.send(worker.save(frame))
+                    continue
                 assert isinstance(frame, Command)
                 command = frame
                 channel.send(worker.execute(command))
