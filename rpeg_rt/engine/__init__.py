@@ -21,7 +21,7 @@ Invariants:
 
 from rpeg_rt.engine.architecture import UnsupportedModelError, canonical_shapes, unsupported
 from rpeg_rt.engine.routing import Fragment, route
-from rpeg_rt.engine.sharding import Position, ShardSpec, position_of, rank_of, shard_map
+from rpeg_rt.engine.sharding import Position, ShardSpec, position_of, shard_map
 
 __all__ = [
     "Fragment",
@@ -30,7 +30,6 @@ __all__ = [
     "UnsupportedModelError",
     "canonical_shapes",
     "position_of",
-    "rank_of",
     "route",
     "shard_map",
     "unsupported",

@@ -7,7 +7,6 @@ Invariant: two shards of one canonical tensor, of whatever ranks of one layout, 
 and the distinct ones cover the tensor.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from ir_schema.model import ModelSpec
@@ -49,12 +48,6 @@ def position_of(index: int, layout: Layout) -> Position:
     """Coordinates of the `index`-th rank of a layout's rank list."""
     tensor, data = layout.tensor_parallel, layout.data_parallel
     return Position(data=index // tensor % data, pipeline=index // (tensor * data), tensor=index % tensor)
-
-
-def rank_of(position: Position, ranks: Sequence[int], layout: Layout) -> int:
-    """The rank at `position`: inverse of `position_of` for the layout's rank list."""
-    plane = position.pipeline * layout.data_parallel + position.data
-    return ranks[plane * layout.tensor_parallel + position.tensor]
 
 
 def shard_map(spec: ModelSpec, layout: Layout, position: Position) -> list[ShardSpec]:

@@ -17,11 +17,11 @@ from rpeg_rt.engine.sharding import Slices
 from rpeg_rt.engine.shim import device
 
 
-def exchange(sends: Mapping[int, Tensor], receives: Mapping[int, Tensor], tag: int = 0) -> int:
+def exchange(sends: Mapping[int, Tensor], receives: Mapping[int, Tensor]) -> int:
     """Send tensors to, and fill contiguous tensors from, other ranks (keys); returns the bytes sent."""
     contiguous = {rank: tensor.contiguous() for rank, tensor in sends.items()}
-    works = [dist.irecv(tensor, rank, tag=tag) for rank, tensor in sorted(receives.items())]
-    works += [dist.isend(tensor, rank, tag=tag) for rank, tensor in sorted(contiguous.items())]
+    works = [dist.irecv(tensor, rank) for rank, tensor in sorted(receives.items())]
+    works += [dist.isend(tensor, rank) for rank, tensor in sorted(contiguous.items())]
     for work in works:
         if work is not None:
             work.wait()
@@ -33,7 +33,6 @@ def move_fragments(
     source: Sequence[Shard] | None,
     destination: Sequence[Shard] | None,
     dtype: torch.dtype,
-    tag: int = 0,
 ) -> int:
     """Carry out this rank's part of a route; `source` / `destination` are None where it holds neither.
 
@@ -56,7 +55,7 @@ def move_fragments(
         rank: torch.empty(sum(p.numel() for p in parts), dtype=dtype, device=device())
         for rank, parts in incoming.items()
     }
-    sent = exchange(sends, receives, tag)
+    sent = exchange(sends, receives)
     for rank, parts in incoming.items():
         for part, values in zip(parts, torch.split(receives[rank], [p.numel() for p in parts]), strict=True):
             part.copy_(values.view(part.shape))

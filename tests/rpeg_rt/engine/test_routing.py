@@ -8,7 +8,7 @@ import pytest
 
 from ir_schema.model import Experts, ModelSpec
 from ir_schema.problem import Layout
-from rpeg_rt.engine import canonical_shapes, position_of, rank_of, route, shard_map, unsupported
+from rpeg_rt.engine import canonical_shapes, position_of, route, shard_map, unsupported
 
 SPECS = {
     "grouped": {"kv_heads": 2},
@@ -121,10 +121,12 @@ def test_replicas_share_the_sending():
     assert set(sent) == set(range(4))
 
 
-def test_positions_and_ranks_are_inverse():
-    for layout in LAYOUTS:
-        ranks = [10 + 3 * i for i in range(layout.gpus)]
-        assert [rank_of(position_of(i, layout), ranks, layout) for i in range(layout.gpus)] == ranks
+def test_tensor_ranks_are_neighbours_then_replicas_then_stages():
+    layout = Layout(data_parallel=2, pipeline_parallel=2, tensor_parallel=2)
+    places = [position_of(i, layout) for i in range(8)]
+    assert [p.tensor for p in places] == [0, 1] * 4
+    assert [p.data for p in places] == [0, 0, 1, 1] * 2
+    assert [p.pipeline for p in places] == [0] * 4 + [1] * 4
 
 
 @pytest.mark.parametrize(
