@@ -1,1 +1,212 @@
-"""."""
+"""Search: from a problem to the configuration with the best predicted score (`04-search`).
+
+The plan in the file constrains the search field by field. For every structure that the file allows, the
+greedy and the concurrent plan are scored; method `sa` starts from them, anneals, and polishes the best
+plan of all structures. Its result is therefore never worse than either of them.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import msgspec
+
+from ir_schema.base import Record
+from ir_schema.diagnostics import Diagnostic, DiagnosticError
+from ir_schema.problem import Problem, SearchSpace
+from ir_schema.stages import Configuration, SearchReport
+from passes.base import Pass
+from passes.search.annealing import Annealing, Switches
+from passes.search.candidates import Candidates
+from passes.search.concurrent import concurrent
+from passes.search.constraints import excluded_mask
+from passes.search.greedy import greedy
+from passes.search.infeasible import no_plan_fits
+from passes.search.ledger import Found, Ledger, OutOfBudget
+from passes.search.legality import complete, legal, plan_errors
+from passes.search.polish import polish
+from passes.search.progress import WATCH, Progress, Watch
+from passes.search.space import Space, build
+from passes.search.structures import structures
+from passes.structure import Plan
+
+__all__ = ["WATCH", "Progress", "Search", "Watch", "legal"]
+
+
+def take(problem: Problem) -> Configuration:
+    """The configuration that the file itself gives, its structural options as they are written.
+
+    Raises DiagnosticError when its plan is incomplete or breaks a constraint. Memory is not asked: a plan
+    that does not fit can still be scored.
+    """
+    found = plan_errors(problem, problem.plan)
+    if found:
+        raise DiagnosticError(found)
+    plan = {v: complete(p) for v, p in problem.plan.items()}
+    return Configuration(
+        problem=msgspec.structs.replace(problem, plan={}, search=None),
+        plan=plan,
+        search=SearchReport(method="none"),
+    )
+
+
+@dataclass(frozen=True)
+class Search(Pass[Problem, Configuration]):
+    """Problem to configuration.
+
+    `method` is `none` (the plan in the file), `greedy`, `concurrent` or `sa`. `budget` counts evaluations
+    that are not in the cache and is split evenly over structures; the final polish comes on top.
+    `time_limit` [s] is an additional cap. The rest are ablations A1 to A9.
+    """
+
+    name: ClassVar[str] = "search"
+    summary: ClassVar[str] = "choose structure, placement and layouts"
+    source: ClassVar[type[Record]] = Problem
+    target: ClassVar[type[Record]] = Configuration
+
+    method: Literal["none", "greedy", "concurrent", "sa"] = "sa"
+    budget: int = 2000
+    seed: int = 0
+    time_limit: float | None = None
+    no_splitting: bool = False
+    no_asynchrony: bool = False
+    fixed_microbatches: bool = False
+    no_pair_moves: bool = False
+    no_warm_restarts: bool = False
+    uniform_choice: bool = False
+    no_polish: bool = False
+    hard_memory: bool = False
+    geometric_cooling: bool = False
+
+    def __post_init__(self) -> None:
+        if self.budget < 1:
+            raise ValueError("`budget` must be at least 1")
+        if self.time_limit is not None and self.time_limit <= 0:
+            raise ValueError("`time_limit` must be positive")
+
+    def run(self, stage: Problem) -> Configuration:
+        """The best configuration found.
+
+        Raises DiagnosticError E402 to E419 when the plan in the file breaks a constraint or leaves nothing
+        to choose from, E420 and E421 when nothing fits in memory, E430 to E434 for impossible choices.
+        """
+        if self.method == "none":
+            return take(stage)
+        spaces, notes = self._spaces(stage)
+        objective = (stage.search or SearchSpace()).objective
+        ledger = Ledger(
+            method=self.method,
+            objective=objective,
+            budget=self.budget,
+            time_limit=self.time_limit,
+            hard=self.hard_memory,
+        )
+        ledger.structures = len(spaces)
+        ledger.termination = self._explore(spaces, ledger)
+        if ledger.best is None:
+            assert ledger.nearest is not None, "something was evaluated"
+            raise DiagnosticError([no_plan_fits(ledger.nearest, ledger.evaluations)])
+        return _configuration(self, ledger.best, ledger, spaces, notes)
+
+    def _spaces(self, problem: Problem) -> tuple[list[Space], list[str]]:
+        """The spaces of all structures; those in which some vertex has no candidate are left out."""
+        spaces: list[Space] = []
+        notes: list[str] = []
+        empty: list[Diagnostic] = []
+        known: dict[object, Mapping[str, Candidates]] = {}
+        excluded = excluded_mask(problem)
+        found = structures(problem, splitting=not self.no_splitting, asynchrony=not self.no_asynchrony)
+        for structure, chosen in found:
+            space, reasons = build(
+                len(spaces),
+                structure,
+                chosen,
+                excluded=excluded,
+                fixed_microbatches=self.fixed_microbatches,
+                known=known,
+            )
+            if reasons:
+                empty = empty or reasons
+                notes.append(f"left out ({structure.describe()}): {reasons[0].message}")
+            else:
+                spaces.append(space)
+        if not spaces:
+            raise DiagnosticError(empty)
+        return spaces, notes
+
+    def _explore(self, spaces: list[Space], ledger: Ledger) -> str:
+        """Score the baselines of every structure, then search. Returns why it ended."""
+        starts = [self._start(space, ledger) for space in spaces]
+        ledger.end_round()
+        if self.method != "sa":
+            return "complete"
+        reasons = []
+        rest = max(0, self.budget - ledger.evaluations)
+        for i, (space, start) in enumerate(zip(spaces, starts, strict=True)):
+            share = rest // len(spaces) + (i < rest % len(spaces))
+            ledger.allow(share, share_of_time=1 / (len(spaces) - i))
+            rng = random.Random(f"{self.seed}/{space.index}")
+            reasons.append(Annealing(space, ledger, rng, self._switches).run(start))
+            if reasons[-1] == "interrupted":
+                return "interrupted"
+        termination = next((r for r in ("time_limit", "budget") if r in reasons), "exhausted")
+        return termination if self.no_polish else self._polish(ledger, termination)
+
+    @property
+    def _switches(self) -> Switches:
+        return Switches(
+            pair_moves=not self.no_pair_moves,
+            warm_restarts=not self.no_warm_restarts,
+            critical_moves=not self.uniform_choice,
+            constant_temperature=not self.geometric_cooling,
+        )
+
+    def _start(self, space: Space, ledger: Ledger) -> Plan:
+        """Evaluate the heuristic plans that `method` asks for; the better one."""
+        plans = []
+        if self.method != "greedy":
+            plan, fits = concurrent(space)
+            plans.append(ledger.baseline("concurrent", space, plan))
+        if self.method != "concurrent" or not fits:
+            plans.append(ledger.baseline("greedy", space, greedy(space)))
+        return max(plans, key=lambda found: ledger.value(found.evaluation)).plan
+
+    @staticmethod
+    def _polish(ledger: Ledger, termination: str) -> str:
+        """Polish the best plan, or the one closest to fitting. Returns why the search ended."""
+        start = ledger.best or ledger.nearest
+        assert start is not None, "something was evaluated"
+        ledger.allow(None)
+        try:
+            polish(ledger, start)
+        except OutOfBudget as stop:
+            return stop.reason
+        return termination
+
+
+def _configuration(
+    search: Search, best: Found, ledger: Ledger, spaces: list[Space], notes: list[str]
+) -> Configuration:
+    """The configuration of `best`, with the report of how it was found."""
+    chosen = best.space
+    if len(spaces) > 1:
+        notes = [f"chosen of {len(spaces)} structures: {chosen.structure.describe()}", *notes]
+    baselines = ledger.baselines
+    for name in ("greedy", "concurrent"):
+        if name in ledger.tried and name not in baselines:
+            notes.append(f"the {name} plan does not fit in memory")
+    return Configuration(
+        problem=msgspec.structs.replace(chosen.problem, plan={}, search=None),
+        plan={v: best.plan[v] for v in chosen.vertices},
+        search=SearchReport(
+            method=search.method,
+            evaluations=ledger.evaluations,
+            cache_hits=ledger.cache_hits,
+            seed=search.seed,
+            termination=ledger.termination,
+            candidates={v: len(chosen.candidates[v]) for v in chosen.vertices},
+            baselines=baselines,
+            notes=tuple(notes),
+        ),
+    )

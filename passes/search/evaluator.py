@@ -14,7 +14,7 @@ import msgspec
 
 from ir_schema.device import Allocation, size
 from ir_schema.problem import Placement, Problem
-from ir_schema.stages import Configuration, Node, Unrolled
+from ir_schema.stages import Configuration, DeviceMemory, Node, Unrolled
 from passes.analysis import Analysis
 from passes.cost import Durations, model_for
 from passes.cost.base import nanoseconds
@@ -226,32 +226,50 @@ class Evaluator:
 
     def evaluate(self, plan: Plan) -> Evaluation:
         """Makespan, score, utilisation and peak of a complete plan."""
-        run, nodes = self._run(plan)
+        places, skeleton, nodes = self._lowered(plan)
+        run = self._schedule(plan, places, skeleton, nodes)
         makespan = max(run.finish, default=0)
-        places = [self._place(plan[v]) for v in self.placed]
-        busy = sum(
-            [d * places[p].gpus for d, p in zip(run.duration, run.skeleton.place, strict=True) if p >= 0]
-        )
-        peak = max([m.peak_bytes for _, m in self.model.memory({v: plan[v] for v in self.placed}, nodes)])
+        busy = sum([d * places[p].gpus for d, p in zip(run.duration, skeleton.place, strict=True) if p >= 0])
         return Evaluation(
             makespan_ns=makespan,
             score=raw_score(self.problem, makespan),
             utilisation=busy / (self._gpus * makespan) if makespan else 0.0,
-            peak_bytes=peak,
+            peak_bytes=self._peak(plan, nodes),
             limit_bytes=self.limit_bytes,
         )
 
-    def _run(self, plan: Plan) -> tuple[Run, list[Node]]:
+    def peak(self, plan: Plan) -> int:
+        """Largest peak [bytes] of a complete plan."""
+        return self._peak(plan, self._lowered(plan)[2])
+
+    def memory(self, plan: Plan) -> list[tuple[Allocation, DeviceMemory]]:
+        """Peaks of a complete plan, by region."""
+        return self._memory(plan, self._lowered(plan)[2])
+
+    def run(self, plan: Plan) -> Run:
+        """The schedule of a complete plan."""
+        return self._schedule(plan, *self._lowered(plan))
+
+    def _peak(self, plan: Plan, nodes: Sequence[Node]) -> int:
+        return max([m.peak_bytes for _, m in self._memory(plan, nodes)], default=0)
+
+    def _memory(self, plan: Plan, nodes: Sequence[Node]) -> list[tuple[Allocation, DeviceMemory]]:
+        return self.model.memory({v: plan[v] for v in self.placed}, nodes)
+
+    def _lowered(self, plan: Plan) -> tuple[list[_Place], Skeleton, list[Node]]:
         places = [self._place(plan[v]) for v in self.placed]
         pattern = self._pattern(places)
         skeleton = self._skeletons.get(pattern)
         if skeleton is None:
             skeleton = self._skeletons[pattern] = self._skeleton(plan)
-        nodes = self._nodes(skeleton, plan)
+        return places, skeleton, self._nodes(skeleton, plan)
+
+    def _schedule(
+        self, plan: Plan, places: Sequence[_Place], skeleton: Skeleton, nodes: Sequence[Node]
+    ) -> Run:
         times = self._kind_times(nodes, plan, places)
         duration = [times[k] for k in skeleton.kind_of]
-        groups, conflicts = self._resources(places)
-        return list_schedule(skeleton, groups, conflicts, duration), nodes
+        return list_schedule(skeleton, *self._resources(places), duration)
 
     def _resources(self, places: Sequence[_Place]) -> tuple[list[int], list[list[int]]]:
         """Number of each vertex's allocation among the distinct ones, and which of those overlap which."""
@@ -275,9 +293,26 @@ class Evaluator:
             known = self._times[key] = nanoseconds(parts)
         return known
 
+    def least_ns(self, vertex: str, placement: Placement) -> int:
+        """A lower bound [ns] on the time for which one step of `vertex` occupies its GPUs, in any plan."""
+        options = self.problem.options
+        if options.fuse is not None and vertex in options.fuse:
+            return 0
+        whole = self.operator_ns(vertex, placement)
+        phases = len(self.durations.fractions)
+        if options.split == "never" or phases < 2 or self.analysis.vertex[vertex].role == "training":
+            return whole
+        key = (vertex, "phases", self._place(placement).shape)
+        known = self._times.get(key)
+        if known is None:
+            v = self.analysis.vertex[vertex]
+            known = sum(nanoseconds(self.model.phase(v, placement, q)) for q in range(1, phases + 1))
+            self._times[key] = known
+        return min(whole, known)
+
     def critical_time(self, plan: Plan) -> dict[str, int]:
         """Time [ns] that each placed vertex, with the transfers made for it, has on the critical path."""
-        run, _ = self._run(plan)
+        run = self.run(plan)
         weights = dict.fromkeys(self.placed, 0)
         for x in critical_path(run):
             node = run.skeleton.kinds[run.skeleton.kind_of[x]]

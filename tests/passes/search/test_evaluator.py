@@ -36,7 +36,8 @@ def assert_same(evaluator: Evaluator, configuration: Configuration) -> None:
     assert fast.score * fast.penalty == slow.score_pen
     assert fast.utilisation == slow.utilisation
     assert fast.feasible == slow.memory_feasible
-    run, _ = evaluator._run(configuration.plan)
+    run = evaluator.run(configuration.plan)
+    assert evaluator.peak(configuration.plan) == slow.max_peak_bytes
     assert critical_path(run) == list(slow.critical_path)
     assert run.order == list(slow.placement_order)
 

@@ -1,0 +1,238 @@
+"""X_cand(v): every legal (allocation, layout, microbatches, waves) of one vertex (`04-search`).
+
+Candidates of equal shape differ only in where they stand, and a machine is homogeneous, so time and memory
+are computed once per shape, and candidates are kept as shapes with their origins. They are sorted by
+estimated time, then (P_t, P_p, P_d, mb, waves), then origin: the order in which ties are broken.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+
+from ir_schema.device import Allocation, Coordinate
+from ir_schema.problem import PartialPlacement, Placement
+from passes.search.constraints import Extent, Rules, divisors
+from passes.search.evaluator import Evaluator
+
+STAGES = ("tensor", "pipeline", "data", "packing", "microbatches", "extent", "origin", "memory")
+WAVE_LEVELS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A placement up to its origin, with its estimated time T_op [ns] and single-operator memory [bytes]."""
+
+    placement: Placement
+    gpus: int
+    time_ns: int
+    nbytes: int
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Sort key."""
+        p = self.placement
+        degrees = (p.tensor_parallel, p.pipeline_parallel, p.data_parallel, p.microbatches, p.waves)
+        return (self.time_ns, *degrees, p.context_parallel, p.expert_parallel)
+
+    def at(self, origin: Coordinate) -> Placement:
+        """The placement at `origin`."""
+        return msgspec.structs.replace(self.placement, origin=origin)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of `vertex`: shapes in order and the origins of each extent."""
+
+    vertex: str
+    shapes: tuple[Shape, ...]
+    origins: dict[Extent, tuple[Coordinate, ...]]
+
+    def __len__(self) -> int:
+        return sum(len(self.origins[s.placement.extent]) for s in self.shapes)
+
+    def __iter__(self) -> Iterator[Placement]:
+        for shape in self.shapes:
+            yield from self.placements(shape)
+
+    def placements(self, shape: Shape) -> list[Placement]:
+        """The candidates of one shape."""
+        return [shape.at(origin) for origin in self.origins[shape.placement.extent]]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """The numbers of GPUs that occur, ascending."""
+        return sorted({s.gpus for s in self.shapes})
+
+    @cached_property
+    def by_size(self) -> dict[int, tuple[Shape, ...]]:
+        """Shapes by number of GPUs, in order."""
+        return {n: tuple(s for s in self.shapes if s.gpus == n) for n in self.sizes}
+
+    def sample(self, rng: random.Random) -> Placement:
+        """A shape drawn uniformly, at an origin drawn uniformly."""
+        shape = self.shapes[rng.randrange(len(self.shapes))]
+        origins = self.origins[shape.placement.extent]
+        return shape.at(origins[rng.randrange(len(origins))])
+
+    def sample_smaller(self, rng: random.Random, place: Allocation) -> Placement:
+        """A shape of fewer GPUs than `place`, inside it where an origin lies there. There must be one."""
+        shapes = self._smaller(place.gpus)
+        shape = shapes[rng.randrange(len(shapes))]
+        extent = shape.placement.extent
+        origins = self.origins[extent]
+        inside = [o for o in origins if Allocation(origin=o, extent=extent).overlap(place) == shape.gpus]
+        choice = inside or origins
+        return shape.at(choice[rng.randrange(len(choice))])
+
+    def _smaller(self, than: int) -> tuple[Shape, ...]:
+        return tuple(s for n in self.sizes if n < than for s in self.by_size[n])
+
+
+class Enumeration:
+    """One enumeration of a vertex's candidates: what passed each constraint, in the order of `STAGES`.
+
+    `fixed` holds the fields that the plan in the file fixes. `fixed_microbatches` (ablation A3) leaves one
+    number: P_p for generation and inference, 2 P_p for training, 1 without a pipeline.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        rules: Rules,
+        fixed: PartialPlacement,
+        *,
+        fixed_microbatches: bool = False,
+    ) -> None:
+        self.evaluator = evaluator
+        self.rules = rules
+        self.fixed = fixed
+        self.fixed_microbatches = fixed_microbatches
+        self.passed: set[str] = set()
+        self.least: Shape | None = None
+        self._origins: dict[Extent, tuple[Coordinate, ...]] = {}
+
+    def candidates(self) -> Candidates:
+        """All candidates; possibly none."""
+        shapes = sorted(self._shapes(), key=lambda s: s.key)
+        extents = {s.placement.extent for s in shapes}
+        origins = {extent: self._origins[extent] for extent in extents}
+        return Candidates(self.rules.vertex.name, tuple(shapes), origins)
+
+    @property
+    def emptied_by(self) -> str | None:
+        """The first constraint that nothing passed."""
+        return next((stage for stage in STAGES if stage not in self.passed), None)
+
+    def degrees(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """(P_d, P_p, P_t, P_c, P_e) that pass P1, P2, P3, P6 and P8."""
+        rules, fixed = self.rules, self.fixed
+        per_node = rules.problem.device_space[2]
+        tps = self._pass("tensor", rules.tensor, fixed.tensor_parallel, range(1, per_node + 1))
+        pps = self._pass("pipeline", rules.pipeline, fixed.pipeline_parallel, divisors(rules.model.layers))
+        dps = self._pass("data", rules.data, fixed.data_parallel, divisors(rules.problem.workload.prompts))
+        cp, ep = fixed.context_parallel or 1, fixed.expert_parallel or 1
+        if rules.context(cp) is not None:
+            return
+        for tp in tps:
+            for pp in pps:
+                if rules.packing(pp, tp) is not None:
+                    continue
+                for dp in dps:
+                    if rules.gpus(dp * pp * tp * cp) is None and rules.experts(ep, dp * tp * cp) is None:
+                        self.passed.add("packing")
+                        yield dp, pp, tp, cp, ep
+
+    def _pass(
+        self, stage: str, rule: Callable[[int], str | None], fixed: int | None, options: Iterable[int]
+    ) -> list[int]:
+        found = [x for x in (options if fixed is None else [fixed]) if rule(x) is None]
+        if found:
+            self.passed.add(stage)
+        return found
+
+    def _microbatches(self, dp: int, pp: int) -> list[int]:
+        options = self.rules.microbatch_options(dp, pp)
+        if self.fixed_microbatches:
+            wanted = 1 if pp == 1 else pp * (2 if self.rules.vertex.role == "training" else 1)
+            options = [m for m in options if m == wanted]
+        if self.fixed.microbatches is not None:
+            options = [m for m in options if m == self.fixed.microbatches]
+        if options:
+            self.passed.add("microbatches")
+        return options
+
+    def _where(self, extent: Extent) -> tuple[Coordinate, ...]:
+        known = self._origins.get(extent)
+        if known is None:
+            fixed = self.fixed.origin
+            found = self.rules.origins(extent)
+            known = tuple(o for o in found if fixed is None or o == fixed)
+            self._origins[extent] = known
+        if known:
+            self.passed.add("origin")
+        return known
+
+    def _shapes(self) -> Iterator[Shape]:
+        for dp, pp, tp, cp, ep in self.degrees():
+            extent = self.rules.extent_of(dp * pp * tp * cp)
+            options = self._microbatches(dp, pp)
+            if not options or self.fixed.extent not in (None, extent):
+                continue
+            self.passed.add("extent")
+            origins = self._where(extent)
+            if not origins:
+                continue
+            for mb in options:
+                placement = Placement(
+                    origin=origins[0],
+                    extent=extent,
+                    data_parallel=dp,
+                    pipeline_parallel=pp,
+                    tensor_parallel=tp,
+                    microbatches=mb,
+                    context_parallel=cp,
+                    expert_parallel=ep,
+                )
+                yield from self._that_fit(placement)
+
+    def _that_fit(self, placement: Placement) -> Iterator[Shape]:
+        """The placement if it fits in memory alone; a generation with the smallest number of waves that
+        fits, and some more for plans in which it shares its GPUs."""
+        shape = None
+        for waves in self._wave_options(placement):
+            shape = self._shape(placement, waves)
+            if shape.nbytes <= self.evaluator.limit_bytes:
+                self.passed.add("memory")
+                yield shape
+        if shape is not None and (self.least is None or shape.nbytes < self.least.nbytes):
+            self.least = shape
+
+    def _wave_options(self, placement: Placement) -> list[int]:
+        dp = placement.data_parallel
+        if self.fixed.waves is not None:
+            return [w for w in (self.fixed.waves,) if self.rules.waves(dp, w) is None]
+        if self.rules.waves(dp, 2) is not None:
+            return [1]
+        most = self.rules.problem.workload.sequences // dp
+        low, high = 1, most
+        while low < high:
+            middle = (low + high) // 2
+            if self._shape(placement, middle).nbytes <= self.evaluator.limit_bytes:
+                high = middle
+            else:
+                low = middle + 1
+        return sorted({min(most, low << level) for level in range(WAVE_LEVELS)})
+
+    def _shape(self, placement: Placement, waves: int) -> Shape:
+        if waves != 1:
+            placement = msgspec.structs.replace(placement, waves=waves)
+        vertex = self.rules.vertex
+        return Shape(
+            placement=placement,
+            gpus=placement.layout.gpus,
+            time_ns=self.evaluator.operator_ns(vertex.name, placement),
+            nbytes=self.evaluator.model.operator_bytes(vertex, placement),
+        )

@@ -1,0 +1,69 @@
+"""What is searched for one structure: its problem, its evaluator, and every vertex's candidates."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ir_schema.diagnostics import Diagnostic
+from ir_schema.problem import PartialPlacement, Placement, Problem
+from passes.search.candidates import Candidates, Enumeration
+from passes.search.constraints import Rules
+from passes.search.evaluator import Evaluator
+from passes.search.legality import explain
+from passes.search.structures import Structure
+from passes.structure import Plan
+
+
+@dataclass(frozen=True)
+class Space:
+    """The plans of one structure. `index` is the structure's position in Y_cand."""
+
+    index: int
+    structure: Structure
+    problem: Problem
+    evaluator: Evaluator
+    candidates: Mapping[str, Candidates]
+
+    @property
+    def vertices(self) -> tuple[str, ...]:
+        """The vertices to be placed, by index."""
+        return self.evaluator.placed
+
+    def key(self, plan: Plan) -> tuple[Placement, ...]:
+        """The plan as a tuple, which identifies it within the structure."""
+        return tuple([plan[v] for v in self.vertices])
+
+
+def build(
+    index: int,
+    structure: Structure,
+    problem: Problem,
+    *,
+    excluded: int = 0,
+    fixed_microbatches: bool = False,
+    known: dict[object, Mapping[str, Candidates]] | None = None,
+) -> tuple[Space, list[Diagnostic]]:
+    """The space of `structure`, and why candidate sets are empty if any is.
+
+    `known` carries candidates over between structures with the same vertices and models.
+    """
+    evaluator = Evaluator(problem)
+    known = {} if known is None else known
+    identity = (
+        tuple((v.name, v.role, v.model) for v in problem.graph.vertices),
+        tuple(problem.models.items()),
+    )
+    candidates = known.get(identity)
+    found: list[Diagnostic] = []
+    if candidates is None:
+        candidates = {}
+        for v in problem.graph.vertices:
+            if v.model is None:
+                continue
+            fixed = problem.plan.get(v.name, PartialPlacement())
+            enumeration = Enumeration(
+                evaluator, Rules(problem, v, excluded), fixed, fixed_microbatches=fixed_microbatches
+            )
+            candidates[v.name] = enumeration.candidates()
+            found += explain(enumeration, candidates[v.name])
+        known[identity] = candidates
+    return Space(index, structure, problem, evaluator, candidates), found
