@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError
@@ -32,7 +32,7 @@ from rpeg_rt.fleet import Fleet, Lost, Received
 from rpeg_rt.host import Host, Verified
 from rpeg_rt.load import Plan
 from rpeg_rt.precision import weight_type
-from rpeg_rt.protocol import Answers, Done, Failed, Frame, Hello, Ready, Save, Start
+from rpeg_rt.protocol import Done, Evaluate, Failed, Frame, Hello, Ready, Save, Start
 from rpeg_rt.realise import Realisation
 from rpeg_rt.semantics import Train
 from rpeg_rt.trace import VERSION, Complete, Dispatch, Evaluation, Footer, Header, Part, TraceWriter
@@ -179,25 +179,6 @@ class Controller:
                 if running.deadline <= now:
                     raise self._stalled(x, running)
 
-    def _evaluate(self) -> None:
-        """Examine the policy on the held-out prompts, if there are any."""
-        exam = examination(self.realisation, self.host)
-        if exam is None:
-            return
-        started, deadline = self._now(), time.monotonic() + self.node_seconds
-        for rank, question in exam.questions.items():
-            self.fleet.send(rank, question)
-        while not self._verified:
-            for received in self._events(deadline):
-                if isinstance(received.frame, Answers):
-                    exam.answer(received.rank, received.frame)
-            if not self._verified and time.monotonic() >= deadline:
-                who = self._name_workers(exam.silent) if exam.silent else "the verifier"
-                raise StalledError(f"the held-out evaluation is not done in time; still waiting for {who}")
-        event = exam.result(self._verified.popleft(), started, self._now())
-        self.trace.write(event)
-        self.evaluations.append(event)
-
     def _dispatch(self) -> None:
         """Start everything that may start."""
         while (x := self.dispatcher.next()) is not None:
@@ -288,7 +269,7 @@ class Controller:
 
     # Between nodes -----------------------------------------------------------------------------------------
 
-    def _ask(self, requests: dict[int, Save]) -> dict[int, Frame]:
+    def _ask(self, requests: Mapping[int, Save | Evaluate]) -> dict[int, Frame]:
         """Put a question to workers while no node runs; their answers by rank."""
         for rank, request in requests.items():
             self.fleet.send(rank, request)
@@ -302,6 +283,23 @@ class Controller:
                     f"{self._name_workers(missing)} did not answer in {self.node_seconds:.0f} s"
                 )
         return answers
+
+    def _evaluate(self) -> None:
+        """Examine the policy on the held-out prompts, if there are any."""
+        exam = examination(self.realisation, self.host)
+        if exam is None:
+            return
+        started, deadline = self._now(), time.monotonic() + self.node_seconds
+        exam.submit(self._ask(exam.questions))
+        while not self._verified:
+            list(self._events(deadline))
+            if not self._verified and time.monotonic() >= deadline:
+                raise StalledError(
+                    f"the verifier did not judge held-out prompts in {self.node_seconds:.0f} s"
+                )
+        event = exam.result(self._verified.popleft(), started, self._now())
+        self.trace.write(event)
+        self.evaluations.append(event)
 
     def _save_weights(self, directory: Path) -> None:
         """The newest weights of every trained model, each as one safetensors file."""

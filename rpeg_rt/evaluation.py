@@ -5,11 +5,14 @@ its newest version, sample one response to each prompt, and the verifier that re
 Sampling meets the same random numbers in every evaluation, so differences are those of the weights.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
+import numpy.typing as npt
 
 from rpeg_rt.data.prompts import token_matrix
 from rpeg_rt.host import Host, Verified
-from rpeg_rt.protocol import Answers, Evaluate, from_array, to_array
+from rpeg_rt.protocol import Answers, Evaluate, Frame, from_array, to_array
 from rpeg_rt.realise import Realisation
 from rpeg_rt.rows import replica_ranks
 from rpeg_rt.semantics import Generate, Train, Verify
@@ -20,11 +23,11 @@ CORRECT = 1.0
 
 
 class Examination:
-    """One evaluation: `questions` by worker, and the answers as they come."""
+    """One evaluation: `questions` by worker, then `submit` of the answers, then the `result`."""
 
     def __init__(self, realisation: Realisation, host: Host, policy: str, verifier: str) -> None:
         self._host, self._policy, self._verifier = host, policy, verifier
-        self._answers: dict[int, Answers] = {}
+        self._versions: dict[int, int] = {}
         placement, prompts = realisation.plan[policy], host.held_out
         matrix = token_matrix(prompts, realisation.problem.workload.prompt_length)
         ranks, replicas = realisation.ranks(placement.allocation), placement.data_parallel
@@ -35,19 +38,14 @@ class Examination:
                 question = Evaluate(policy, first, to_array(matrix[first:last]))
                 self.questions.update(dict.fromkeys(replica_ranks(ranks, placement.layout, d), question))
 
-    @property
-    def silent(self) -> set[int]:
-        """Workers that have not answered."""
-        return self.questions.keys() - self._answers.keys()
-
-    def answer(self, rank: int, answers: Answers) -> None:
-        """Note one worker's answers; the last ones go to the verifier."""
-        self._answers[rank] = answers
-        if not self.silent:
-            # The workers of a replica answer alike.
-            blocks = {a.first: from_array(a.tokens) for a in self._answers.values()}
-            tokens = np.concatenate([blocks[first] for first in sorted(blocks)])
-            self._host.examine(self._verifier, tokens)
+    def submit(self, answers: Mapping[int, Frame]) -> None:
+        """Hand every worker's answers to the verifier."""
+        blocks: dict[int, npt.NDArray[np.generic]] = {}
+        for rank, frame in sorted(answers.items()):
+            assert isinstance(frame, Answers)
+            self._versions[rank] = frame.version
+            blocks[frame.first] = from_array(frame.tokens)  # the workers of a replica answer alike
+        self._host.examine(self._verifier, np.concatenate([blocks[first] for first in sorted(blocks)]))
 
     def result(self, verified: Verified, start_ns: int, time_ns: int) -> Evaluation:
         """The event for the trace. Raises what the verifier raised."""
@@ -57,7 +55,7 @@ class Examination:
             start_ns=start_ns,
             time_ns=time_ns,
             vertex=self._policy,
-            versions={rank: a.version for rank, a in sorted(self._answers.items())},
+            versions=self._versions,
             prompts=len(verified.rewards),
             reward=float(verified.rewards.mean()),
             correct=float((verified.rewards >= CORRECT).mean()),

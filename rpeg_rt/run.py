@@ -88,6 +88,7 @@ def execute(path: Path, settings: Settings, progress: Callable[[StepReport, int]
         predicted_step_seconds=prediction.score.step_time_s,
         hardware=prediction.hardware,
         rewards=tuple(r for report in reports if (r := reward_of(report)) is not None),
+        evaluations=tuple(controller.evaluations),
         bytes_moved=verdict.bytes_moved,
         trace=None if settings.trace is None else str(settings.trace),
         trace_verified=True,

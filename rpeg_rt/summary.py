@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 
 from ir_schema.base import Record
+from rpeg_rt.trace import Evaluation
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 60
 
 
 class Outcome(Record, frozen=True, kw_only=True):
-    """The figures of one finished run. `rewards` are the means of each step's responses."""
+    """The figures of one finished run. `rewards` are the means of each step's responses, `evaluations` those
+    on held-out prompts before the first step and after the last."""
 
     plan: str
     steps: int
@@ -21,6 +23,7 @@ class Outcome(Record, frozen=True, kw_only=True):
     predicted_step_seconds: float
     hardware: str
     rewards: tuple[float, ...]
+    evaluations: tuple[Evaluation, ...]
     bytes_moved: int
     trace: str | None
     trace_verified: bool
@@ -58,6 +61,12 @@ def render(outcome: Outcome) -> str:
         first, last = ends(outcome.rewards)
         lines.append(
             f"reward       {first:.3f} at the start, {last:.3f} at the end  {sparkline(outcome.rewards)}"
+        )
+    if outcome.evaluations:
+        before, after = outcome.evaluations[0], outcome.evaluations[-1]
+        lines.append(
+            f"held out     {before.reward:.3f} before, {after.reward:.3f} after; {before.correct:.1%} and "
+            f"{after.correct:.1%} of {after.prompts} prompts right"
         )
     lines.append(
         f"plan         {outcome.plan[:16]}, {outcome.nodes} nodes, {outcome.bytes_moved / 1e6:.1f} MB moved"

@@ -24,6 +24,7 @@ from rpeg_rt.trace import (
     BrokenTraceError,
     Complete,
     Dispatch,
+    Evaluation,
     Footer,
     Header,
     Line,
@@ -95,6 +96,25 @@ class _Verifier:
             self.violated(
                 "plan",
                 f"the run says that it is done after {len(self.finished)} of {self.dispatcher.total} nodes",
+            )
+
+    def evaluation(self, e: Evaluation) -> None:
+        """A held-out evaluation used the newest weights of the policy, while nothing else ran."""
+        name = f"held-out evaluation at {e.start_ns} ns"
+        task = self.realisation.semantics.tasks.get(e.vertex)
+        if not isinstance(task, Train) or not task.policy:
+            self.violated("plan", f"{name}: `{e.vertex}` trains no policy")
+            return
+        if self.running or not self.clock <= e.start_ns <= e.time_ns:
+            self.violated("exclusivity", f"{name} ended at {e.time_ns} ns and was not alone")
+        self.clock = max(self.clock, e.time_ns)
+        place = self.realisation.serving[e.vertex]
+        newest = self.versions[place][-1]
+        ranks = self.realisation.ranks(place.allocation)
+        if any(r not in ranks or v != newest for r, v in e.versions.items()):
+            self.violated(
+                "version",
+                f"{name} used versions {e.versions} of `{place.model}`, planned: {newest} on {ranks}",
             )
 
     # Dispatches --------------------------------------------------------------------------------------------
@@ -404,6 +424,8 @@ def _check(plan: Plan, events: Iterable[Line], verdict: Verdict) -> None:
             verifier.dispatch(line)
         elif isinstance(line, Complete):
             verifier.complete(line)
+        elif isinstance(line, Evaluation):
+            verifier.evaluation(line)
         else:
             footer = line
         if len(verdict.violations) >= MOST_VIOLATIONS:
