@@ -6,6 +6,7 @@ a time in the backward pass: a microbatch in flight keeps the inputs of its laye
 intermediates or the logits exist beside them. All figures are those of the fullest stage.
 """
 
+import math
 from collections.abc import Mapping
 
 from ir_schema.model import ModelSpec, padded_vocabulary
@@ -140,7 +141,7 @@ def inference_transient(spec: ModelSpec, p: Placement, workload: Workload) -> By
 
 def generation_transient(spec: ModelSpec, p: Placement, workload: Workload) -> Bytes:
     """Key/value cache of one wave's sequences, and the prefill's activations."""
-    wave = workload.sequences / (p.data_parallel * p.waves)
+    wave = math.ceil(workload.sequences / (p.data_parallel * p.waves))
     batch = wave / p.microbatches
     return {
         "layer": layer_bytes(spec, p.layout, batch * workload.prompt_length, training=False, decoding=True),
