@@ -154,9 +154,10 @@ class Residency:
 
     def _absent(self, visitor: Visitor, operator: str) -> bool:
         """Whether the visiting weights are never there while `operator` runs: it follows all their readers in
-        the step and precedes the training that makes the next ones."""
+        the step, and it is or precedes the training that makes the next ones."""
         trainer = self.analysis.training[visitor.model].name
-        return trainer in self._after[operator] and all(operator in self._after[r] for r in visitor.readers)
+        before = operator == trainer or trainer in self._after[operator]
+        return before and all(operator in self._after[r] for r in visitor.readers)
 
     def _spec(self, vertex: Vertex) -> ModelSpec:
         assert vertex.model is not None, "a host vertex holds nothing on a device"
