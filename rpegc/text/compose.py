@@ -39,6 +39,10 @@ def compose(problem: Problem) -> tree.File:
     if problem.about:
         add("about", problem.about)
     options = _block(problem.options)
+    if problem.options.as_printed and options.get("cost_model") is None:
+        # Unnamed, it would become the printed one.
+        named = _entry("cost_model", _value(problem.options.cost_model))
+        options = tree.Block((*options.entries, named))
     if options.entries:
         add("options", body=options)
     sizes = zip(("racks", "nodes", "gpus"), problem.device_space, strict=True)

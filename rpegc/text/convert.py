@@ -4,9 +4,10 @@ Every record that is filled enters its places into the source map. Findings are 
 cannot be converted makes its record invalid without hiding the errors of its neighbours.
 """
 
+import difflib
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -84,15 +85,13 @@ class Converter:
         self, kind: type[R], values: Mapping[str, Any], valid: bool, block: tree.Block, span: Span, what: str
     ) -> R:
         """The record of `values`, which came from `block`. Raises Rejected if a key is missing or invalid."""
-        written = {entry.key.text for entry in block.entries}
-        required = [f.name for f in msgspec.structs.fields(kind) if f.required]
-        missing = [name for name in required if name not in values and name not in written]
+        required = [f.name for f in msgspec.structs.fields(kind) if f.required and f.name not in values]
+        missing = missing_keys(block, field_types(kind), required)
         if missing:
-            keys = ", ".join(f"`{m}`" for m in missing)
-            self.problems.append(finding("E012", f"{what} lacks {keys}", span))
+            self.problems.append(finding("E012", f"{what} lacks {missing}", span))
         if missing or not valid:
             raise Rejected
-        return kind(**values)
+        return construct(kind, values)
 
     def fresh_key(self, entry: tree.Entry, seen: dict[str, tree.Entry]) -> bool:
         """Note the key of `entry`; False, after reporting E013, if the block has had it before."""
@@ -269,9 +268,26 @@ class Converter:
         return number
 
 
+def construct(kind: type[R], values: Mapping[str, Any]) -> R:
+    """The record of `values`, where what equals a default is that default.
+
+    Encoding leaves out what *is* the default, and a default that was written must give the same bytes.
+    """
+    defaults = {f.name: f.default for f in msgspec.structs.fields(kind)}
+    return kind(**{key: defaults[key] if v == defaults[key] else v for key, v in values.items()})
+
+
 def field_types(kind: type[Record], *without: str) -> dict[str, Any]:
     """Type annotation of every field of `kind` but those named."""
     return {f.name: f.type for f in msgspec.structs.fields(kind) if f.name not in without}
+
+
+def missing_keys(block: tree.Block, types: Iterable[str], required: Iterable[str]) -> str:
+    """The `required` keys that `block` lacks, quoted, leaving out those that were merely misspelt."""
+    known = list(types)
+    written = {entry.key.text for entry in block.entries}
+    meant = {near for key in written - set(known) for near in difflib.get_close_matches(key, known, n=1)}
+    return ", ".join(f"`{key}`" for key in required if key not in written | meant)
 
 
 def join(path: str, key: str) -> str:

@@ -33,7 +33,7 @@ from ir_schema.problem import (
 from rpegc.diagnostics.source import Source, locate
 from rpegc.failure import suggestion
 from rpegc.text import tree
-from rpegc.text.convert import Converter, Rejected, field_types
+from rpegc.text.convert import Converter, Rejected, construct, field_types, missing_keys
 from rpegc.text.findings import finding
 from rpegc.text.grammar import SHAPES
 
@@ -109,23 +109,27 @@ class _Elaborator(Converter):
         workload = self.only("workload", Workload)
         hardware, space = self.cluster()
         models, trainable, staleness = self.models()
+        plan = dict(self.named("plan", PartialPlacement))
+        search = self.only("search", SearchSpace, required=False)
+        run = self.only("run", RunConfig, required=False)
         about = self.by_keyword["about"]
         self.source_map["name"] = self.file.name.span
         bare = None
         if options is not None and workload is not None and hardware is not None and space is not None:
-            bare = Problem(
-                name=self.file.name.text,
-                about=about[0].words[0].text if about else "",
-                options=options,
-                workload=workload,
-                models=models,
-                hardware=hardware,
-                device_space=space,
-                graph=Graph(vertices=(), trainable=trainable, staleness=staleness),
-                plan=dict(self.named("plan", PartialPlacement)),
-                search=self.only("search", SearchSpace, required=False),
-                run=self.only("run", RunConfig, required=False),
-            )
+            values = {
+                "name": self.file.name.text,
+                "about": about[0].words[0].text if about else "",
+                "options": options,
+                "workload": workload,
+                "models": models,
+                "hardware": hardware,
+                "device_space": space,
+                "graph": Graph(vertices=(), trainable=trainable, staleness=staleness),
+                "plan": plan,
+                "search": search,
+                "run": run,
+            }
+            bare = construct(Problem, values)
         self.prepare_expressions(bare)
         vertices, host = self.vertices()
         data = self.edges("data", "graph.data_edges")
@@ -183,14 +187,10 @@ class _Elaborator(Converter):
         statement = self.by_keyword["cluster"][0]
         self.source_map["device_space"] = self.source_map["cluster"] = statement.span
         values, _ = self.entries(statement.body or _NOTHING, _CLUSTER, "cluster", "`cluster`")
-        missing = [key for key in _CLUSTER if key not in values and f"cluster.{key}" not in self.source_map]
+        missing = missing_keys(statement.body or _NOTHING, _CLUSTER, _CLUSTER)
         if missing:
-            keys = ", ".join(f"`{m}`" for m in missing)
-            help = 'name a machine, `hardware = "h100"`, or spell it out, `hardware = { peak_flops = ... }`'
-            message = f"`cluster` lacks {keys}"
-            self.problems.append(
-                finding("E012", message, statement.span, help=help if "hardware" in missing else "")
-            )
+            help = f"for example `{SHAPES['cluster'].example}`"
+            self.problems.append(finding("E012", f"`cluster` lacks {missing}", statement.span, help=help))
         self.alias("cluster.hardware", "hardware")
         for i, axis in enumerate(("racks", "nodes", "gpus")):
             self.alias(f"cluster.{axis}", f"device_space[{i}]")
