@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar
 
-from ir_schema.base import NodeKind, Record
+from ir_schema.base import NodeKind, Record, Role
 from ir_schema.device import Allocation
 from ir_schema.problem import Edge, Layout, Vertex
 from ir_schema.stages import Configuration, Lowered, Node, Unrolled
@@ -133,10 +133,13 @@ class _Lowering:
         merged: dict[tuple[object, ...], int] = {}
         for k in range(self.steps):
             for e in self.graph.data_edges:
-                generation = self.analysis.vertex[e.source].role == "generation"
-                self.transfer(e, k, merged, by_phase=generation and self.both_split(e))
+                feeds = self.role(e.source) == "generation" and self.role(e.target) == "inference"
+                self.transfer(e, k, merged, by_phase=feeds and self.both_split(e))
             for e in implied:
                 self.transfer(e, k, merged, by_phase=self.both_split(e))
+
+    def role(self, vertex: str) -> Role:
+        return self.analysis.vertex[vertex].role
 
     def both_split(self, e: Edge) -> bool:
         return {e.source, e.target} <= self.split and disjoint(self.plan, e.source, e.target)
