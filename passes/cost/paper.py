@@ -299,14 +299,16 @@ class PaperCost(CostModel):
         transient: dict[str, dict[str, float]] = {}
         for name in users:
             vertex, p = self.analysis.vertex[name], plan[name]
-            model, spec = vertex.model or "", self._model(vertex)
-            kind = self._copy_kind(vertex, plan)
-            held = persistent.setdefault(model, {})
+            spec, kind = self._model(vertex), self._copy_kind(vertex, plan)
+            held = persistent.setdefault(vertex.model or "", {})
             if vertex.role == "training":
                 held["optimizer"] = 12 * self.shard(spec, p) / p.data_parallel
             elif kind is not None:
                 held[kind] = max(held.get(kind, 0.0), self.shard(spec, p) * spec.bytes_per_parameter)
-            parts = self._transient(vertex, p, resident=kind is not None)
+        for name in users:
+            vertex, p = self.analysis.vertex[name], plan[name]
+            resident = not {"frozen", "shadow"}.isdisjoint(persistent[vertex.model or ""])
+            parts = self._transient(vertex, p, resident=resident)
             key = "+".join(fused) if name in fused else name
             transient[key] = _add(transient[key], parts) if key in transient else parts
         return device_memory({m: parts for m, parts in persistent.items() if parts}, transient)

@@ -3,11 +3,12 @@
 import msgspec
 import pytest
 
-from ir_schema.problem import Placement
+from ir_schema.problem import Edge, Placement
 from ir_schema.stages import Configuration
 from passes.cost.memory import regions
 from passes.cost.paper import PaperCost
 from passes.evaluate import evaluate
+from passes.verify import verify
 from tests.passes.test_cases import CASES, load
 
 replace = msgspec.structs.replace
@@ -81,6 +82,30 @@ def test_several_operators_of_a_frozen_model_count_once_at_the_largest_shard():
     devices = evaluate(Configuration(problem=problem, plan={**plan, "ref2": wide})).devices
     shard = PaperCost(problem).shard(problem.models["ref"], plan["ref_inf"])
     assert devices["0.0.0"].persistent["ref"] == {"frozen": shard * 2}
+
+
+def test_weights_already_lying_on_a_gpu_are_not_counted_again():
+    """A vertex that shares GPUs with training holds M_w only where no other vertex keeps a shadow."""
+    problem, plan, _ = peaks(at(0, 2), at(2, 2), 1)
+    g = problem.graph
+    second = replace(g.vertices[1], name="actor_inf2", writes=("again",))
+    problem = replace(
+        problem,
+        graph=replace(
+            g,
+            vertices=(*g.vertices, second),
+            containers=(*g.containers, replace(g.containers[-1], name="again", weights_of=None)),
+            outputs=(*g.outputs, "again"),
+            publication_edges=(*g.publication_edges, Edge("actor_train", "actor_inf2", "W_actor")),
+        ),
+    )
+    assert verify(problem) == []
+    devices = evaluate(Configuration(problem=problem, plan={**plan, "actor_inf2": at(1, 2)})).devices
+    shard = PaperCost(problem).shard(problem.models["actor"], at(1, 2))
+    assert devices["0.0.1"].persistent["actor"] == {"shadow": shard * 2}
+    assert devices["0.0.1"].transient["actor_inf2"]["weights"] == 0
+    assert "shadow" not in devices["0.0.2"].persistent["actor"]
+    assert devices["0.0.2"].transient["actor_inf2"]["weights"] == shard * 2
 
 
 def test_regions_tile_the_device_space():
