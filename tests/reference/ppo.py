@@ -16,7 +16,7 @@ from ir_schema.model import ModelSpec
 from ir_schema.problem import Optimizer, Problem, RunConfig, Workload
 from rpeg_rt.data.prompts import Prompt, PromptSet, load_prompts, token_matrix
 from rpeg_rt.data.tokenizers import Tokenizer, load_tokenizer
-from rpeg_rt.sampling import sample, uniforms
+from rpeg_rt.sampling import derive_seed, sample, uniforms
 from tests.reference.model import Weights, hidden_states, initial_weights, logits
 
 Verify = Callable[[str, str, dict], float]
@@ -70,10 +70,10 @@ class PPO:
         )
 
     @torch.no_grad()
-    def generate(self, prompts: list[Prompt], step: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Y and the log-probabilities of its response tokens."""
+    def generate(self, prompts: list[Prompt], step: int, seed: int, rollouts: int) -> tuple[Tensor, Tensor]:
+        """Y of `rollouts` responses to each prompt, and the log-probabilities of its response tokens."""
         w = self.workload
-        start = torch.from_numpy(token_matrix(prompts, w.prompt_length)).repeat_interleave(w.rollouts, 0)
+        start = torch.from_numpy(token_matrix(prompts, w.prompt_length)).repeat_interleave(rollouts, 0)
         n = len(start)
         tokens = torch.cat([start, torch.full((n, w.response_length), -1, dtype=torch.int32)], 1)
         logp = torch.zeros(n, w.response_length, dtype=self.dtype)
@@ -82,7 +82,7 @@ class PPO:
         for t in range(w.response_length):
             here = w.prompt_length + t
             hidden = hidden_states(self.specs["actor"], self.weights["actor"], tokens[:, :here])[:, -1]
-            u = torch.from_numpy(uniforms(seed, step, index // w.rollouts, index % w.rollouts, t))
+            u = torch.from_numpy(uniforms(seed, step, index // rollouts, index % rollouts, t))
             chosen, lp = sample(
                 logits(self.specs["actor"], self.weights["actor"], hidden),
                 u,
@@ -97,14 +97,18 @@ class PPO:
         return tokens, logp
 
     def score(self, prompts: list[Prompt], tokens: Tensor) -> Tensor:
-        """The verifier's rewards [B*R]."""
-        w = self.workload
+        """The verifier's rewards of equally many responses to each prompt."""
         out = []
-        for i, row in enumerate(tokens[:, w.prompt_length :].tolist()):
-            p = prompts[i // w.rollouts]
+        for i, row in enumerate(tokens[:, self.workload.prompt_length :].tolist()):
+            p = prompts[i * len(prompts) // len(tokens)]
             response = [t for t in row if t >= 0 and t != self.tokenizer.eos]
             out.append(float(self.verify(p.text, self.tokenizer.decode(response), p.record)))
         return torch.tensor(out, dtype=self.dtype)
+
+    def examine(self, prompts: list[Prompt]) -> Tensor:
+        """Rewards of one response to each held-out prompt."""
+        tokens, _ = self.generate(prompts, 0, derive_seed(self.run.seed, "evaluation"), 1)
+        return self.score(prompts, tokens)
 
     def outputs(self, key: str, tokens: Tensor) -> Tensor:
         """[n, L_r] log-probabilities (language model head) or values (scalar head), 0 beyond the end."""
@@ -121,7 +125,7 @@ class PPO:
     def step(self, k: int) -> Step:
         """Generate, assess, train."""
         prompts = self.prompts.take(k, self.workload.prompts)
-        tokens, old_logp = self.generate(prompts, k, self.run.seed)
+        tokens, old_logp = self.generate(prompts, k, self.run.seed, self.workload.rollouts)
         rewards = self.score(prompts, tokens)
         with torch.no_grad():
             ref, values = self.outputs("reference", tokens), self.outputs("critic", tokens)
