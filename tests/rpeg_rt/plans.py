@@ -90,16 +90,42 @@ def problem(
             **(workload or {}),
         }
     )
-    lm = ModelSpec(layers=2, hidden=16, ffn=32, vocabulary=260, head="lm", attention_heads=4, kv_heads=2, bytes_per_parameter=4)
-    scalar = ModelSpec(layers=2, hidden=16, ffn=32, vocabulary=260, head="scalar", attention_heads=4, kv_heads=2, bytes_per_parameter=4)
+    lm = ModelSpec(
+        layers=2,
+        hidden=16,
+        ffn=32,
+        vocabulary=260,
+        head="lm",
+        attention_heads=4,
+        kv_heads=2,
+        bytes_per_parameter=4,
+    )
+    scalar = ModelSpec(
+        layers=2,
+        hidden=16,
+        ffn=32,
+        vocabulary=260,
+        head="scalar",
+        attention_heads=4,
+        kv_heads=2,
+        bytes_per_parameter=4,
+    )
     models = {"actor": lm, "reference": lm, "critic": scalar}
     if reward_model:
         models["reward"] = scalar
     frozen = {"reference": "W_ref"} | ({"reward": "W_reward"} if reward_model else {})
     rewarding = ("W_reward", "Y") if reward_model else ("Y",)
     vertices = (
-        Vertex(name="actor_gen", role="generation", model="actor", reads=("W_actor", "X"), writes=("Y", "logp_actor")),
-        Vertex(name="ref_inf", role="inference", model="reference", reads=("W_ref", "Y"), writes=("logp_ref",)),
+        Vertex(
+            name="actor_gen",
+            role="generation",
+            model="actor",
+            reads=("W_actor", "X"),
+            writes=("Y", "logp_actor"),
+        ),
+        Vertex(
+            name="ref_inf", role="inference", model="reference", reads=("W_ref", "Y"), writes=("logp_ref",)
+        ),
         Vertex(
             name="reward_inf",
             role="inference",
@@ -157,7 +183,9 @@ def problem(
             staleness={"actor": staleness, "critic": staleness},
             inputs=("X", *frozen.values()),
         ),
-        host={} if reward_model else {"reward_inf": Verifier(seconds_per_response=0.001, workers=2, callable=verifier)},
+        host={}
+        if reward_model
+        else {"reward_inf": Verifier(seconds_per_response=0.001, workers=2, callable=verifier)},
         run=RunConfig(
             **{
                 "steps": 3,

@@ -46,7 +46,9 @@ def chained_templates(draw):
     for q in range(phases):
         before = [TemplateEdge(source=base + q - 1)] if q else []
         if q == 0 and draw(st.booleans()):
-            before.append(TemplateEdge(source=draw(st.integers(0, base - 1)), distance=draw(st.integers(1, 2))))
+            before.append(
+                TemplateEdge(source=draw(st.integers(0, base - 1)), distance=draw(st.integers(1, 2)))
+            )
         nodes.append(node(base + q, vertex="generation", phase=q + 1, phases=phases, edges=tuple(before)))
         reservations[base + q] = devices
     return nodes, reservations
@@ -82,7 +84,9 @@ class Naive:
         if any(mine & self.reservations[r[0]] for r in self.running):
             return False
         for step in {k for _, k in self.all}:
-            held = next((self.reservations[i] for i in self.nodes if self.nodes[i].vertex == "generation"), set())
+            held = next(
+                (self.reservations[i] for i in self.nodes if self.nodes[i].vertex == "generation"), set()
+            )
             same = n.vertex == "generation" and x[1] == step
             if n.kind == "Op" and not same and mine & held and self.chain_active(step):
                 return False
@@ -129,9 +133,13 @@ PLANS = {
     "colocated": ({}, colocated(dp=4)),
     "split": (
         {"quantiles": ((0.5, 4), (1.0, 8))},
-        colocated(dp=2) | {"ref_inf": place("2"), "critic_inf": place("3"), "actor_train": place("0-3", dp=4)},
+        colocated(dp=2)
+        | {"ref_inf": place("2"), "critic_inf": place("3"), "actor_train": place("0-3", dp=4)},
     ),
-    "stale": ({"staleness": 2}, colocated(dp=2) | {"actor_train": place("2-3", tp=2), "critic_train": place("3")}),
+    "stale": (
+        {"staleness": 2},
+        colocated(dp=2) | {"actor_train": place("2-3", tp=2), "critic_train": place("3")},
+    ),
 }
 
 
