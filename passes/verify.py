@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import ClassVar
 
-from ir_schema.base import Record
+from ir_schema.base import TIERS, Record
 from ir_schema.device import all_devices
 from ir_schema.diagnostics import Diagnostic, DiagnosticError, error
+from ir_schema.hardware import Hardware, Tiers
 from ir_schema.problem import Problem
 from passes.base import Pass
 from passes.cost import cost_model
@@ -117,41 +118,64 @@ POSITIVE = {
     "options": ("steps",),
 }
 POSITIVE_MODEL = ("layers", "hidden", "ffn", "vocabulary", "bytes_per_parameter", "attention_heads")
+OPTIONAL_MODEL = ("kv_heads", "head_dim", "sliding_window", "full_attention_every")
+NOT_NEGATIVE_HARDWARE = ("gamma_M", "gamma_K", "nongemm_seconds", "kernel_seconds")
+PRIMITIVES = ("collective", "point_to_point", "all_gather", "reduce_scatter")
+
+
+def _positive(value: float, path: str) -> Iterator[Diagnostic]:
+    if not value > 0:
+        yield error("E303", f"`{path}` is {value}", path, help="it must be greater than zero")
+
+
+def _not_negative(value: float, path: str) -> Iterator[Diagnostic]:
+    if not value >= 0:
+        yield error("E303", f"`{path}` is {value}", path, help="it must not be negative")
 
 
 def check_sizes(problem: Problem) -> Iterator[Diagnostic]:
     """E303 non-positive sizes, E304 length quantiles, E305 values out of range."""
-
-    def positive(value: float, path: str) -> Iterator[Diagnostic]:
-        if not value > 0:
-            yield error("E303", f"`{path}` is {value}", path, help="it must be greater than zero")
-
     for section, fields in POSITIVE.items():
         for field in fields:
-            yield from positive(getattr(getattr(problem, section), field), f"{section}.{field}")
+            yield from _positive(getattr(getattr(problem, section), field), f"{section}.{field}")
     for name, model in problem.models.items():
         for field in POSITIVE_MODEL:
-            yield from positive(getattr(model, field), f"models.{name}.{field}")
-        if model.kv_heads is not None:
-            yield from positive(model.kv_heads, f"models.{name}.kv_heads")
+            yield from _positive(getattr(model, field), f"models.{name}.{field}")
+        for field in OPTIONAL_MODEL:
+            if getattr(model, field) is not None:
+                yield from _positive(getattr(model, field), f"models.{name}.{field}")
     for axis in range(3):
-        yield from positive(problem.device_space[axis], f"device_space[{axis}]")
+        yield from _positive(problem.device_space[axis], f"device_space[{axis}]")
     for i, c in enumerate(problem.graph.containers):
-        yield from positive(c.elements, f"graph.containers[{i}].elements")
-        yield from positive(c.bytes_each, f"graph.containers[{i}].bytes_each")
+        yield from _positive(c.elements, f"graph.containers[{i}].elements")
+        yield from _positive(c.bytes_each, f"graph.containers[{i}].bytes_each")
     for name, v in problem.host.items():
-        yield from positive(v.workers, f"host.{name}.workers")
-        if not v.seconds_per_response >= 0:
-            path = f"host.{name}.seconds_per_response"
-            yield error("E303", f"`{path}` is {v.seconds_per_response}", path, help="it must not be negative")
-    if not 0 <= problem.hardware.runtime_reserve < 1:
+        yield from _positive(v.workers, f"host.{name}.workers")
+        yield from _not_negative(v.seconds_per_response, f"host.{name}.seconds_per_response")
+    yield from _check_hardware(problem.hardware)
+    yield from _check_quantiles(problem)
+
+
+def _check_hardware(hardware: Hardware) -> Iterator[Diagnostic]:
+    for field in NOT_NEGATIVE_HARDWARE:
+        yield from _not_negative(getattr(hardware, field), f"hardware.{field}")
+    for field in ("sequences", "tokens"):
+        value: float = getattr(hardware.nongemm_reference, field)
+        yield from _positive(value, f"hardware.nongemm_reference.{field}")
+    for primitive in PRIMITIVES:
+        tiers: Tiers | None = getattr(hardware, primitive)
+        if tiers is None:
+            continue
+        for tier in TIERS:
+            yield from _not_negative(tiers.at(tier).alpha, f"hardware.{primitive}.{tier}.alpha")
+            yield from _not_negative(tiers.at(tier).beta, f"hardware.{primitive}.{tier}.beta")
+    if not 0 <= hardware.runtime_reserve < 1:
         yield error(
             "E305",
-            f"`hardware.runtime_reserve` is {problem.hardware.runtime_reserve}",
+            f"`hardware.runtime_reserve` is {hardware.runtime_reserve}",
             "hardware.runtime_reserve",
             help="it is the share of memory kept free: at least 0 and below 1",
         )
-    yield from _check_quantiles(problem)
 
 
 def _check_quantiles(problem: Problem) -> Iterator[Diagnostic]:

@@ -348,6 +348,21 @@ def weight_containers(a: Analysis) -> Iterator[Diagnostic]:
             yield error("E221", f"model `{m}` has {n} weight containers", *paths, help="keep one of them")
 
 
+def weight_writers(a: Analysis) -> Iterator[Diagnostic]:
+    """E222: weights are written by a training vertex of their model alone; all other reads rely on it."""
+    for v in a.graph.vertices:
+        for c in v.writes:
+            m = a.weights_of.get(c)
+            if m is None or (v.role == "training" and v.model == m):
+                continue
+            yield error(
+                "E222",
+                f"`{v.name}` writes `{c}`, the weights of `{m}`, but does not train that model",
+                _vertex(a, v.name) + ".writes",
+                help=f"remove `{c}` from its writes: only training changes weights",
+            )
+
+
 RULES: tuple[Rule, ...] = (
     interfaces,
     publications,
@@ -355,6 +370,7 @@ RULES: tuple[Rule, ...] = (
     producers,
     boundary,
     weight_containers,
+    weight_writers,
     host,
     training,
     serving,

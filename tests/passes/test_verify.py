@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from ir_schema.hardware import AlphaBeta
 from ir_schema.problem import Container, Edge, SearchSpace, Verifier, Vertex
 from passes.verify import verify
 from tests.passes.test_cases import CASES, load
@@ -85,6 +86,9 @@ BREAKS = {
         containers=(*G.containers, Container(name="W2", elements=1, bytes_each=2, weights_of="ref")),
         inputs=(*G.inputs, "W2"),
     ),
+    "E222": lambda p: graph(
+        vertex(p, "reward_inf", writes=("r", "W_ref")), inputs=tuple(c for c in G.inputs if c != "W_ref")
+    ),
     "E301": lambda p: replace(p, options=replace(p.options, cost_model="papre")),
     "E303": lambda p: workload(p, prompts=0),
     "E304": lambda p: workload(p, length_quantiles=((0.5, 96), (0.5, 192), (1.0, 384))),
@@ -138,6 +142,28 @@ def test_several_findings_are_reported_together():
 )
 def test_bad_quantiles(quantiles):
     assert {d.code for d in verify(workload(BASE, length_quantiles=quantiles))} == {"E304"}
+
+
+@pytest.mark.parametrize(
+    "hardware",
+    [
+        {"gamma_M": -1.0},
+        {"nongemm_seconds": -1e-6},
+        {"nongemm_reference": replace(BASE.hardware.nongemm_reference, tokens=0.0)},
+        {"point_to_point": replace(BASE.hardware.collective, rack=AlphaBeta(alpha=1e-6, beta=-1.0))},
+        {"all_gather": replace(BASE.hardware.collective, intra=AlphaBeta(alpha=-1.0, beta=0.0))},
+    ],
+)
+def test_hardware_numbers_that_no_machine_has(hardware):
+    findings = verify(replace(BASE, hardware=replace(BASE.hardware, **hardware)))
+    assert [d.code for d in findings] == ["E303"]
+    assert findings[0].labels[0].path.startswith(f"hardware.{next(iter(hardware))}")
+
+
+def test_optional_model_sizes_are_positive_where_given():
+    models = {**BASE.models, "actor": replace(BASE.models["actor"], head_dim=0)}
+    [finding] = verify(replace(BASE, models=models))
+    assert (finding.code, finding.labels[0].path) == ("E303", "models.actor.head_dim")
 
 
 def test_k_eval_and_negative_time():
