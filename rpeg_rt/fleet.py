@@ -32,7 +32,8 @@ from rpeg_rt.protocol import (
 
 LOG_LINES = 12
 CLOSE_SECONDS = 5.0
-REPORT_SECONDS = 0.5
+REPORT_SECONDS = 2.0
+STOP_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ class Fleet:
 
     def _await_exits(self) -> None:
         """Give workers that were told to stop a moment to leave by themselves."""
-        deadline = time.monotonic() + REPORT_SECONDS
+        deadline = time.monotonic() + STOP_SECONDS
         while self._peers and time.monotonic() < deadline:
             self.events(max(0.0, deadline - time.monotonic()))
 

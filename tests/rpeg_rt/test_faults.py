@@ -1,0 +1,263 @@
+"""Every way in which a run can fail: a clear message, the documented exit code, no process left behind."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ir_schema.problem import Placement
+from rpeg_rt.cli import main
+from rpeg_rt.verify import verify_file
+from tests.rpeg_rt.plans import colocated, executable, place, problem, write_plan
+
+LONG = 5000
+PATIENCE = 60.0
+
+
+def rpeg_rt(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", "import sys; from rpeg_rt.cli import main; sys.exit(main())"]
+    return subprocess.Popen(
+        [*command, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Living processes below `pid`, with their command lines."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[0] != "Z":
+                children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found: dict[int, str] = {}
+    waiting = [pid]
+    while waiting:
+        for child in children.get(waiting.pop(), []):
+            found[child] = (Path("/proc") / str(child) / "cmdline").read_text().replace("\0", " ")
+            waiting.append(child)
+    return found
+
+
+def alive(pids: Iterator[int] | list[int]) -> list[int]:
+    found = []
+    for pid in pids:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state != "Z":
+            found.append(pid)
+    return found
+
+
+@contextmanager
+def long_run(
+    tmp_path: Path, plan: dict[str, Placement], *options: object
+) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A run that has finished a step, and the processes below it: the spawner first, then its workers."""
+    path = write_plan(tmp_path, executable(problem(), plan))
+    process = rpeg_rt(path, "--steps", LONG, "--trace", tmp_path / "trace.jsonl", *options)
+    try:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("step "), process.stderr.read()
+        below = list(descendants(process.pid))
+        assert len(below) == 3
+        yield process, below
+        assert alive(below) == []
+    finally:
+        process.kill()
+        process.wait()
+
+
+def end(process: subprocess.Popen[str], code: int, within: float) -> str:
+    """The standard error of a run that ends by itself with `code`."""
+    began = time.monotonic()
+    _, text = process.communicate(timeout=PATIENCE)
+    assert process.returncode == code, text
+    assert time.monotonic() - began < within
+    assert re.fullmatch(rf"rpeg-rt: exit code {code} \(.*\)", text.splitlines()[-1])
+    assert "Traceback" not in text
+    return text
+
+
+def check_trace(tmp_path: Path, code: int) -> None:
+    """The trace is whole and faithful as far as the run went, and says how it ended."""
+    verdict = verify_file(tmp_path / "trace.jsonl", tmp_path / "plan.exe.json")
+    assert verdict.violations == []
+    assert verdict.exit_code == code
+    assert verdict.nodes > 0
+
+
+DISJOINT = colocated() | {"ref_inf": place("1"), "critic_inf": place("1"), "critic_train": place("1")}
+
+
+@pytest.mark.parametrize("plan", [colocated(dp=2), DISJOINT], ids=["collective", "disjoint"])
+def test_a_killed_worker(tmp_path: Path, plan: dict[str, Placement]) -> None:
+    with long_run(tmp_path, plan) as (process, below):
+        os.kill(below[-1], signal.SIGKILL)
+        text = end(process, 4, within=5)
+    assert "worker 1 (GPU 0.0.1, local host) was lost" in text
+    assert "killed by signal 9" in text
+    assert re.search(r"at step \d+ \(node \d+\)|had nothing to do", text)
+    check_trace(tmp_path, 4)
+
+
+def test_ctrl_c(tmp_path: Path) -> None:
+    with long_run(tmp_path, colocated(dp=2)) as (process, _):
+        process.send_signal(signal.SIGINT)
+        end(process, 130, within=5)
+    check_trace(tmp_path, 130)
+
+
+def test_a_stopped_worker_is_a_stall(tmp_path: Path) -> None:
+    with long_run(tmp_path, colocated(dp=2), "--node-seconds", 3) as (process, below):
+        os.kill(below[1], signal.SIGSTOP)
+        text = end(process, 5, within=12)
+    assert re.search(r"did not complete before its deadline; still waiting for workers? ", text)
+    check_trace(tmp_path, 5)
+
+
+@pytest.mark.parametrize("victim", ["controller", "spawner"])
+def test_no_worker_outlives_controller_or_spawner(tmp_path: Path, victim: str) -> None:
+    with long_run(tmp_path, colocated(dp=2)) as (process, below):
+        os.kill(process.pid if victim == "controller" else below[0], signal.SIGKILL)
+        process.wait(PATIENCE)
+        deadline = time.monotonic() + 5
+        while alive(below) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    if victim == "spawner":
+        assert process.returncode == 4
+
+
+def run_cli(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    """Exit code and standard error of a command line in this process."""
+    code = main([str(a) for a in arguments])
+    text = capsys.readouterr().err
+    if code:
+        assert text.splitlines()[-1].startswith(f"rpeg-rt: exit code {code} (")
+    return code, text
+
+
+def bad_verifier(body: str) -> Callable[[Path], None]:
+    def write(directory: Path) -> None:
+        (directory / f"bad_{abs(hash(body))}.py").write_text(
+            f"def verify(prompt, response, record):\n    {body}\n"
+        )
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "words"),
+    [
+        ("return record['nothing']", 6, ["reward_inf", "response ", "step 0", "KeyError: 'nothing'", "bad_"]),
+        ("return float('nan')", 8, ["reward_inf", "nan", "step 0"]),
+    ],
+    ids=["raises", "nan"],
+)
+def test_verifier_at_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str, code: int, words: list[str]
+) -> None:
+    bad_verifier(body)(tmp_path)
+    path = write_plan(tmp_path, executable(problem(verifier=f"bad_{abs(hash(body))}:verify"), colocated()))
+    got, text = run_cli(capsys, path, "--trace", tmp_path / "trace.jsonl")
+    assert got == code, text
+    assert all(w in text for w in words), text
+    assert descendants(os.getpid()) == {}
+    check_trace(tmp_path, code)
+
+
+def test_files_at_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_plan(tmp_path, executable(problem(), colocated()))
+    prompts = tmp_path / "prompts.jsonl"
+    whole = prompts.read_text()
+
+    prompts.write_text("{not json\n")
+    code, text = run_cli(capsys, path)
+    assert code == 6
+    assert "prompts.jsonl:1" in text
+    prompts.write_text(whole)
+    prompts.unlink()
+    code, text = run_cli(capsys, path)
+    assert code == 2
+    assert "prompts.jsonl" in text
+    prompts.write_text(whole)
+
+    plan = path.read_text()
+    assert '"steps": 3' in plan
+    path.write_text(plan.replace('"steps": 3', '"steps": 4'))
+    code, text = run_cli(capsys, path)
+    assert code == 2
+    assert "E904" in text
+    path.write_text("nonsense")
+    assert run_cli(capsys, path)[0] == 2
+    assert run_cli(capsys, tmp_path / "missing.json")[0] == 2
+    assert run_cli(capsys, path, "--no-such-option")[0] == 2
+
+
+def test_preflight_names_all_that_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_plan(tmp_path, executable(problem(run={"algorithm": "grpo"}), colocated(dp=4)))
+    code, text = run_cli(capsys, path, "--slots", 2)
+    assert code == 3
+    assert "the plan uses 4 GPUs (0.0.0 … 0.0.3), this machine has 2 slots" in text
+    assert "grpo" in text
+
+
+def test_another_node_shape_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = colocated() | {
+        "critic_train": Placement(
+            origin=(0, 1, 0),
+            extent=(1, 1, 1),
+            data_parallel=1,
+            pipeline_parallel=1,
+            tensor_parallel=1,
+            microbatches=1,
+        )
+    }
+    path = write_plan(tmp_path, executable(problem(device_space=(1, 2, 2)), plan))
+    code, text = run_cli(capsys, path)
+    assert code == 3
+    assert "2 nodes (0.0, 0.1)" in text
+
+
+def test_fused_training_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import msgspec
+
+    made = problem()
+    fused = msgspec.structs.replace(
+        made, options=msgspec.structs.replace(made.options, fuse=("actor_train", "critic_train"))
+    )
+    path = write_plan(tmp_path, executable(fused, colocated()))
+    code, text = run_cli(capsys, path)
+    assert code == 3
+    assert "fused training of `actor_train` and `critic_train`" in text
+
+
+def test_help_is_quick_and_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(w in text for w in ("--steps", "--slots", "--trace", "verify", "perfetto", "130 interrupted"))
+    assert main(["verify", "--help"]) == 0
+    script = (
+        "import sys; from rpeg_rt.cli import main; main(['--help']); print(json.dumps(sorted(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"import json; {script}"], capture_output=True, text=True, check=True
+    )
+    modules = json.loads(done.stdout.splitlines()[-1])
+    assert not {"torch", "numpy", "networkx"} & set(modules)
