@@ -24,7 +24,7 @@ from passes.cost.megatron_memory import (
     training_transient,
     weight_bytes,
 )
-from passes.cost.memory import device_memory, regions
+from passes.cost.memory import device_memory, per_region
 
 Place = tuple[Allocation, Layout]
 
@@ -79,14 +79,14 @@ class Residency:
         fused = next((n.members for n in nodes if n.members), ())
         visitors = self._visitors(plan)
         handovers = _handovers(nodes)
-        return [
-            (box, self._region(box, users, plan, fused, visitors, handovers))
-            for box, users in regions(self.analysis.problem.device_space, plan)
-        ]
+        return per_region(
+            self.analysis.problem.device_space,
+            plan,
+            lambda users: self._region(users, plan, fused, visitors, handovers),
+        )
 
     def _region(
         self,
-        box: Allocation,
         users: tuple[str, ...],
         plan: dict[str, Placement],
         fused: tuple[str, ...],
@@ -109,8 +109,7 @@ class Residency:
             )
             transient[key] = parts | {"weights": own, "other_weights": others}
         for node in handovers:
-            assert node.allocation is not None
-            if node.allocation.overlap(box):
+            if node.vertex in users:
                 ends = {"source": node.source, "weights": node.vertex}
                 held = {k: sum(v.nbytes for v in here if name in v.readers) for k, name in ends.items()}
                 transient[f"reshard {node.source} to {node.vertex}"] = held

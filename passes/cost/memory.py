@@ -4,7 +4,7 @@ GPUs that host the same vertices have the same peak, so everything is computed o
 device space cut along the borders of all allocations.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 
 from ir_schema.device import Allocation, DeviceSpace
@@ -36,6 +36,19 @@ def _slabs(length: int, axis: int, placements: Iterable[Placement]) -> Iterator[
     borders = {0, length} | {b for span in spans for b in span if 0 <= b <= length}
     for low, high in pairwise(sorted(borders)):
         yield low, high, sum(1 << i for i, (start, stop) in enumerate(spans) if start <= low < stop)
+
+
+def per_region(
+    space: DeviceSpace, plan: Mapping[str, Placement], describe: Callable[[tuple[str, ...]], DeviceMemory]
+) -> list[tuple[Allocation, DeviceMemory]]:
+    """Peaks by region; `describe` is asked once for each set of vertices that meet on a GPU."""
+    known: dict[tuple[str, ...], DeviceMemory] = {}
+    peaks = []
+    for box, users in regions(space, plan):
+        if users not in known:
+            known[users] = describe(users)
+        peaks.append((box, known[users]))
+    return peaks
 
 
 def device_memory(

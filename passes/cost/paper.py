@@ -14,7 +14,7 @@ from ir_schema.stages import DeviceMemory, Node
 from passes.analysis import Analysis
 from passes.cost.base import CostModel, FusedCost, Parts
 from passes.cost.collectives import all_gather, all_reduce, point_to_point, reduce_scatter
-from passes.cost.memory import device_memory, regions
+from passes.cost.memory import device_memory, per_region
 
 PARTS = ("gemm", "bubble", "tp", "pp", "dp", "nongemm", "opt")
 
@@ -278,9 +278,7 @@ class PaperCost(CostModel):
     ) -> list[tuple[Allocation, DeviceMemory]]:
         """Peaks by region; Comm and Reshard hold nothing here."""
         fused = next((n.members for n in nodes if n.members), ())
-        return [
-            (box, self._region(plan, users, fused)) for box, users in regions(self.problem.device_space, plan)
-        ]
+        return per_region(self.problem.device_space, plan, lambda users: self._region(plan, users, fused))
 
     def _copy_kind(self, vertex: Vertex, plan: dict[str, Placement]) -> str | None:
         """Whether the vertex reads a persistent "frozen" or "shadow" copy of its model."""

@@ -4,7 +4,6 @@ import math
 import random
 from dataclasses import dataclass
 
-from ir_schema.problem import Placement
 from passes.search.evaluator import Evaluation
 from passes.search.ledger import Ledger, OutOfBudget
 from passes.search.space import Space
@@ -42,7 +41,7 @@ class Annealing:
         self.switches = switches
         self.movable = [v for v in space.vertices if len(space.candidates[v]) > 1]
         self._stale = 0
-        self._weights: tuple[tuple[Placement, ...], dict[str, int]] | None = None
+        self._weights: tuple[object, dict[str, int]] | None = None
 
     def run(self, start: Plan) -> str:
         """Search from `start`. Returns why it ended: budget, time_limit, interrupted or exhausted."""

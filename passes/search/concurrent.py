@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 from ir_schema.problem import Placement, Problem
 from passes.search.candidates import Candidates
-from passes.search.constraints import gpu_mask
 from passes.search.greedy import widest
+from passes.search.masks import gpu_mask
 from passes.search.space import Space
 from passes.structure import Plan
 
@@ -124,7 +124,7 @@ class _Listed:
 
     def get(self, i: int) -> Choice | None:
         """Choice `i`, None beyond the last."""
-        self._found.extend(itertools.islice(self._choices, i + 1 - len(self._found)))
+        self._found.extend(itertools.islice(self._choices, max(0, i + 1 - len(self._found))))
         return self._found[i] if i < len(self._found) else None
 
 

@@ -11,10 +11,11 @@ pipeline that is the whole local batch, with one it is the smallest divisor that
 from dataclasses import dataclass
 from functools import cached_property
 
-from ir_schema.device import Allocation, Coordinate, DeviceSpace, size
+from ir_schema.device import Allocation, Coordinate, size
 from ir_schema.model import ModelSpec
 from ir_schema.problem import Problem, Vertex
 from passes.cost import cost_model
+from passes.search.masks import gpu_mask
 
 MIN_TOKENS = 4096
 MIN_SEQUENCES = 8
@@ -26,16 +27,6 @@ def divisors(n: int) -> list[int]:
     """All positive divisors of `n`, ascending."""
     small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
     return small + [n // d for d in reversed(small) if d * d != n]
-
-
-def gpu_mask(space: DeviceSpace, allocation: Allocation) -> int:
-    """The allocation's GPUs as a bit mask over the flattened device space."""
-    (_, nodes, gpus), row = space, (1 << allocation.extent[2]) - 1
-    mask = 0
-    for r in range(allocation.origin[0], allocation.origin[0] + allocation.extent[0]):
-        for n in range(allocation.origin[1], allocation.origin[1] + allocation.extent[1]):
-            mask |= row << ((r * nodes + n) * gpus + allocation.origin[2])
-    return mask
 
 
 def excluded_mask(problem: Problem) -> int:

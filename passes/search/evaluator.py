@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ir_schema.device import Allocation, size
+from ir_schema.base import Tier
+from ir_schema.device import Allocation, joint_tier, size
 from ir_schema.problem import Placement, Problem
 from ir_schema.stages import Configuration, DeviceMemory, Node, Unrolled
 from passes.analysis import Analysis
@@ -20,6 +21,7 @@ from passes.cost import Durations, model_for
 from passes.cost.base import nanoseconds
 from passes.lower import lower, published_bytes
 from passes.schedule import is_generation_phase, memory_limit, memory_penalty, raw_score, topological
+from passes.search.masks import gpu_mask
 from passes.search.skeleton import Run, Skeleton, critical_path, list_schedule
 from passes.structure import Plan
 from passes.unroll import unroll
@@ -54,6 +56,7 @@ class _Place:
     placement: Placement
     allocation: Allocation
     gpus: int
+    mask: int
     sigma: int
     layout: int
     shape: int
@@ -80,7 +83,8 @@ class Evaluator:
         self._weights = {c.weights_of: c.payload_bytes for c in problem.graph.containers}
         self._places: dict[Placement, _Place] = {}
         self._ids: dict[object, int] = {}
-        self._overlaps: dict[tuple[int, int], bool] = {}
+        self._everywhere = (1 << self._gpus) - 1
+        self._tiers: dict[tuple[int, int], Tier] = {}
         self._skeletons: dict[object, Skeleton] = {}
         self._times: dict[object, int] = {}
 
@@ -114,18 +118,12 @@ class Evaluator:
                 placement=p,
                 allocation=p.allocation,
                 gpus=p.allocation.gpus,
+                mask=gpu_mask(self.problem.device_space, p.allocation),
                 sigma=self._id((p.origin, p.extent)),
                 layout=self._id((p.origin, p.extent, layout)),
                 shape=self._id((p.extent, layout, p.microbatches, p.waves, "shape")),
             )
         return place
-
-    def _overlap(self, a: _Place, b: _Place) -> bool:
-        key = (a.sigma, b.sigma)
-        known = self._overlaps.get(key)
-        if known is None:
-            known = self._overlaps[key] = a.allocation.overlap(b.allocation) > 0
-        return known
 
     def _pattern(self, places: Sequence[_Place]) -> object:
         sigmas: dict[int, int] = {}
@@ -135,9 +133,34 @@ class Evaluator:
             tuple([sigmas.setdefault(p.sigma, len(sigmas)) for p in places]),
             tuple([layouts.setdefault(key, len(layouts)) for key in related]),
             len({places[i].layout for i in self._fusible}) == 1,
-            tuple([self._overlap(places[i], places[j]) for i, j in self._tested]),
+            tuple([places[i].mask & places[j].mask != 0 for i, j in self._tested]),
             tuple([places[i].placement.waves > 1 for i in self._waving]),
         )
+
+    def canonical(self, plan: Plan) -> object:
+        """Equal for plans of equal evaluation that differ only in where they stand: every vertex's shape,
+        the number of GPUs of every set of vertices that meet, and the tier of every two allocations."""
+        places = [self._place(plan[v]) for v in self.placed]
+        sets: list[tuple[int, int]] = [(0, self._everywhere)]
+        for i, p in enumerate(places):
+            split = []
+            for users, mask in sets:
+                inside = mask & p.mask
+                if inside:
+                    split.append((users | 1 << i, inside))
+                if inside != mask:
+                    split.append((users, mask & ~p.mask))
+            sets = split
+        meetings = sorted([(users, mask.bit_count()) for users, mask in sets])
+        tiers = [self._joint_tier(a, b) for i, a in enumerate(places) for b in places[:i]]
+        return tuple([p.shape for p in places]), tuple(meetings), tuple(tiers)
+
+    def _joint_tier(self, a: _Place, b: _Place) -> Tier:
+        key = (a.sigma, b.sigma)
+        known = self._tiers.get(key)
+        if known is None:
+            known = self._tiers[key] = joint_tier(a.allocation, b.allocation)
+        return known
 
     # The graph of a pattern --------------------------------------------------------------------------
 
@@ -281,7 +304,7 @@ class Evaluator:
                 index[p.sigma] = len(distinct)
                 distinct.append(p)
             groups.append(index[p.sigma])
-        conflicts = [[j for j, b in enumerate(distinct) if self._overlap(a, b)] for a in distinct]
+        conflicts = [[j for j, b in enumerate(distinct) if a.mask & b.mask] for a in distinct]
         return groups, conflicts
 
     def operator_ns(self, vertex: str, placement: Placement) -> int:

@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass
 
 from ir_schema.base import Objective
-from ir_schema.problem import Placement
 from passes.search.evaluator import Evaluation
 from passes.search.progress import WATCH, Progress
 from passes.search.space import Space
@@ -62,7 +61,7 @@ class Ledger:
         self._started = time.monotonic()
         self._time_limit = math.inf if time_limit is None else time_limit
         self._deadline = self._started + self._time_limit
-        self._cache: dict[tuple[int, tuple[Placement, ...]], Evaluation] = {}
+        self._cache: dict[tuple[int, object], Evaluation] = {}
         self._elite: dict[tuple[str, ...], list[Found]] = {}
         self._told = self._started
         self._current = 0

@@ -11,8 +11,8 @@ import msgspec
 from ir_schema.device import size
 from ir_schema.problem import Placement
 from passes.schedule import raw_score
-from passes.search.constraints import gpu_mask
 from passes.search.ledger import Found, Ledger
+from passes.search.masks import gpu_mask
 from passes.search.space import Space
 from passes.structure import Plan
 

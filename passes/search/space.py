@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ir_schema.diagnostics import Diagnostic
-from ir_schema.problem import PartialPlacement, Placement, Problem
+from ir_schema.problem import PartialPlacement, Problem
 from passes.search.candidates import Candidates, Enumeration
 from passes.search.constraints import Rules
 from passes.search.evaluator import Evaluator
@@ -28,9 +28,14 @@ class Space:
         """The vertices to be placed, by index."""
         return self.evaluator.placed
 
-    def key(self, plan: Plan) -> tuple[Placement, ...]:
-        """The plan as a tuple, which identifies it within the structure."""
-        return tuple([plan[v] for v in self.vertices])
+    def key(self, plan: Plan) -> object:
+        """What identifies the plan within the structure, up to moves that change nothing.
+
+        On a homogeneous machine time and memory depend on every vertex's shape, on how many GPUs each set
+        of vertices shares, and on the tier that each two allocations span; where exactly they stand does
+        not matter.
+        """
+        return self.evaluator.canonical(plan)
 
 
 def build(
@@ -44,13 +49,14 @@ def build(
 ) -> tuple[Space, list[Diagnostic]]:
     """The space of `structure`, and why candidate sets are empty if any is.
 
-    `known` carries candidates over between structures with the same vertices and models.
+    `known` carries candidates over between structures that differ in how they split and fuse only.
     """
     evaluator = Evaluator(problem)
     known = {} if known is None else known
     identity = (
         tuple((v.name, v.role, v.model) for v in problem.graph.vertices),
         tuple(problem.models.items()),
+        tuple(problem.graph.staleness.items()),
     )
     candidates = known.get(identity)
     found: list[Diagnostic] = []

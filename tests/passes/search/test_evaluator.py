@@ -66,3 +66,30 @@ def test_random_plans(configuration, data):
                 for v, p in plan.items()
             }
         assert_same(evaluator, msgspec.structs.replace(configuration, plan=plan))
+
+
+@relaxed
+@given(configurations(), st.data())
+def test_plans_with_equal_keys_are_worth_the_same(configuration, data):
+    """Mirror a plan along some axes, and move it cyclically: the key says whether anything changed."""
+    problem = configuration.problem
+    evaluator = Evaluator(problem)
+    flips = [data.draw(st.booleans()) for _ in range(3)]
+
+    def moved(p: Placement) -> Placement:
+        origin = tuple(
+            s - e - o if flip else o
+            for flip, o, e, s in zip(flips, p.origin, p.extent, problem.device_space, strict=True)
+        )
+        return msgspec.structs.replace(p, origin=origin)
+
+    plan = {v: moved(p) for v, p in configuration.plan.items()}
+    assert evaluator.canonical(plan) == evaluator.canonical(configuration.plan)
+    assert evaluator.evaluate(plan) == evaluator.evaluate(configuration.plan)
+    pool = [data.draw(placements(problem.device_space)) for _ in range(4)]
+    others = [{v: data.draw(st.sampled_from(pool)) for v in plan} for _ in range(12)]
+    by_key: dict[object, list] = {}
+    for other in others:
+        by_key.setdefault(evaluator.canonical(other), []).append(evaluator.evaluate(other))
+    for found in by_key.values():
+        assert all(e == found[0] for e in found)
