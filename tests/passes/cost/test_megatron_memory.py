@@ -12,6 +12,7 @@ from passes.cost.megatron_memory import cache_bytes, logit_bytes, training_state
 from passes.evaluate import evaluate
 from rpegc.models import load_model
 from tests.passes.cost.ppo import cost, place, problem, replace, vertex
+from tests.strategies import configurations
 
 LLAMA = load_model("llama-3.1-8b", "lm")
 ROLES = ("actor_gen", "ref_inf", "actor_train")
@@ -237,3 +238,19 @@ def replace_edge(edge, target):
 def test_allocations_and_layouts_are_what_distinguishes_copies():
     assert place(dp=8).allocation == Allocation(origin=(0, 0, 0), extent=(1, 1, 8))
     assert place(dp=8).layout == Layout(data_parallel=8, pipeline_parallel=1, tensor_parallel=1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(configurations())
+def test_any_configuration_has_times_and_peaks(configuration):
+    p = configuration.problem
+    p = replace(p, options=replace(p.options, cost_model="megatron"))
+    stage = evaluate(replace(configuration, problem=p))
+    assert all(n.time_ns >= 0 for n in stage.nodes)
+    assert all(n.time_ns > 0 for n in stage.nodes if n.kind == "Op" and n.allocation)
+    for memory in stage.devices.values():
+        assert memory.persistent_bytes == pytest.approx(
+            sum(x for parts in memory.persistent.values() for x in parts.values()), abs=8
+        )
+        worst = [sum(parts.values()) for parts in memory.transient.values()]
+        assert memory.transient_bytes == pytest.approx(max(worst, default=0), abs=8)
