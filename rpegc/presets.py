@@ -7,9 +7,10 @@ which every place is that of the `use` statement. Vertices, edges and sizes are 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from ir_schema.diagnostics import Diagnostic, DiagnosticError, Label
+from ir_schema.diagnostics import Diagnostic, Label
 from rpegc.failure import suggestion
 from rpegc.text import tree
+from rpegc.text.convert import Converter, Rejected
 from rpegc.text.findings import finding
 from rpegc.text.parser import parse_statements
 from rpegc.text.printer import word
@@ -25,6 +26,7 @@ class Preset:
     algorithm: str
 
 
+_KINDS = ("lm", "scalar", "both", "verifier")
 _PPO = {"actor": ("lm",), "critic": ("scalar",), "reference": ("lm",), "reward": ("scalar", "verifier")}
 _SHARED = {"actor_critic": ("both",), "reference": ("lm",), "reward": ("scalar", "verifier")}
 _GROUP = {"actor": ("lm",), "reference": ("lm",), "reward": ("scalar", "verifier")}
@@ -40,11 +42,12 @@ PRESETS: Mapping[str, Preset] = {
 }
 
 
-def expand(file: tree.File, as_printed: bool | None = None) -> tree.File:
+def expand(file: tree.File, as_printed: bool | None = None) -> tuple[tree.File, list[Diagnostic]]:
     """`file` with every preset written out, and the algorithm entered into `run` where it was left open.
 
-    `as_printed` chooses the printed container sizes; None takes the file's own option. Raises
-    DiagnosticError E154 (unknown preset), E156 (roles), E157 (unsuited model) or E250 (DPO without pairs).
+    `as_printed` chooses the printed container sizes; None takes the file's own option. A preset that cannot
+    be written out stays, with a finding: E154 (unknown preset), E156 (roles), E157 (unsuited model) or
+    E250 (DPO without pairs).
     """
     if as_printed is None:
         as_printed = _entry(file, "options", "as_printed") == tree.Name("true")
@@ -60,21 +63,30 @@ def expand(file: tree.File, as_printed: bool | None = None) -> tree.File:
         if preset is None:
             help = suggestion(name.text, PRESETS)
             problems.append(finding("E154", f"unknown preset `{name.text}`", name.span, help=help))
+            statements.append(statement)
             continue
         found, roles = _roles(file, statement, preset)
         problems += found
-        if not found:
+        if found:
+            statements.append(statement)
+        else:
             statements += _written_out(statement, preset, roles, as_printed)
             algorithm = algorithm or preset.algorithm
-    if problems:
-        raise DiagnosticError(problems)
-    return replace(file, statements=tuple(_with_algorithm(s, algorithm) for s in statements))
+    return replace(file, statements=tuple(_with_algorithm(s, algorithm) for s in statements)), problems
 
 
 def _entry(file: tree.File, keyword: str, key: str) -> tree.Value | None:
     """The value of `key` in the first statement `keyword`."""
     bodies = (s.body for s in file.statements if s.keyword == keyword and s.body is not None)
     return next((body.get(key) for body in bodies), None)
+
+
+def _constant(value: tree.Value) -> int | float | None:
+    """The value of an expression; None where it is none, which is reported when the workload is read."""
+    try:
+        return Converter().number(value)
+    except Rejected:
+        return None
 
 
 def _with_algorithm(statement: tree.Statement, algorithm: str) -> tree.Statement:
@@ -95,7 +107,8 @@ def _roles(
     name = f"use {statement.words[0].text}"
     found: list[Diagnostic] = []
     roles: dict[str, tuple[str, str]] = {}
-    declared = {s.words[0].text: s for s in file.statements if s.keyword in ("model", "verifier")}
+    declarations = [s for s in file.statements if s.keyword in ("model", "verifier")]
+    declared = {s.words[0].text: s for s in reversed(declarations)}
     for entry in body.entries:
         role, value = entry.key.text, entry.value
         if role not in preset.roles:
@@ -121,7 +134,7 @@ def _roles(
         help = f"write `{name} {{ {', '.join(f'{role} = ...' for role in preset.roles)} }}`"
         found.append(finding("E156", message, statement.span, help=help))
     rollouts = _entry(file, "workload", "rollouts")
-    if preset.algorithm == "dpo" and isinstance(rollouts, tree.Number) and rollouts.text != "2":
+    if preset.algorithm == "dpo" and rollouts is not None and _constant(rollouts) not in (2, None):
         message = "DPO learns from pairs: `rollouts` must be 2 (chosen and rejected)"
         also = (Label(span=statement.span, text="because of this"),)
         found.append(finding("E250", message, rollouts.span, help="write `rollouts = 2`", also=also))
@@ -140,7 +153,7 @@ def _unsuited(
     kind, allowed = _kind(declaration), preset.roles[role]
     what = f"`{declaration.words[0].text}`"
     here = (Label(span=declaration.span, text="declared here"),)
-    if kind not in allowed:
+    if kind in _KINDS and kind not in allowed:
         heads = " or ".join("a verifier" if a == "verifier" else f"a model with head `{a}`" for a in allowed)
         yield finding("E157", f"role `{role}` of `{name}` needs {heads}", value.span, also=here)
     trained = declaration.body is not None and declaration.body.get("trainable") == tree.Name("true")
