@@ -10,6 +10,7 @@ import click
 from ir_schema.diagnostics import Diagnostic, DiagnosticError
 from ir_schema.envelope import STAGES, pretty
 from rpegc.cli.console import Console
+from rpegc.cli.progress import watching
 from rpegc.diagnostics import Source
 from rpegc.driver import Instrument, StageRun, run_pipeline
 from rpegc.dump import dump
@@ -103,13 +104,13 @@ def settle_pipeline(request: Request, given: str | None) -> Pipeline:
     `--emit`. Raises UsageFailure when the passes do not fit (E920 … E924).
     """
     if request.pipeline is None:
-        pipeline = named_pipeline(f"O{request.level}")
-        pipeline = pipeline.between(given or "problem", request.emit or "executable")
+        pipeline = named_pipeline(f"O{request.level}").between(given or "problem", "executable")
     else:
         pipeline = parse_pipeline(request.pipeline)
-        pipeline = pipeline if request.emit is None else pipeline.until(request.emit)
     if request.search:
         pipeline = pipeline.replace_options("search", **request.search)
+    if request.emit is not None:
+        pipeline = pipeline.until(request.emit)
     pipeline.check(given, request.emit or ("executable" if request.pipeline is None else None))
     known = {p.name for p in pipeline.passes} | {"all"}
     for name in request.print_after:
@@ -182,8 +183,15 @@ def _run(
     if request.verify_each:
         instruments.append(VerifyEach())
     instruments.append(timer)
-    try:
-        run_pipeline(pipeline, given, instruments, reproducers=Path())
-    finally:
-        if request.time_passes:
-            console.say(timer.table())
+    with watching(console) as search:
+        try:
+            run_pipeline(pipeline, given, [*instruments, search], reproducers=Path())
+        except DiagnosticError:
+            if search.asked:
+                raise KeyboardInterrupt from None  # it was stopped before any plan fitted
+            raise
+        finally:
+            if request.time_passes:
+                console.say(timer.table())
+        if search.asked:
+            console.say("stopped early: this is the best plan found so far")

@@ -5,6 +5,7 @@ A `Console` also turns exceptions into exit codes, so that no command has error 
 
 import functools
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class Console:
     quiet: bool = False
     verbose: bool = False
     source: Source | None = None
+    _transient: bool = False
 
     @property
     def terminal(self) -> bool:
@@ -52,7 +54,15 @@ class Console:
     def say(self, text: str) -> None:
         """Something to know; silent under -q."""
         if not self.quiet:
+            self.transient("")
             print(text, file=sys.stderr, flush=True)
+
+    def transient(self, text: str) -> None:
+        """A line on a terminal that the next one replaces; an empty one only clears it."""
+        if self.terminal and not self.quiet and (text or self._transient):
+            width = shutil.get_terminal_size().columns - 1
+            print(f"\r\033[K{text[:width]}", end="", file=sys.stderr, flush=True)
+            self._transient = bool(text)
 
     def detail(self, text: str) -> None:
         """Something to know for who asked with -v."""

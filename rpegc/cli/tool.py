@@ -14,14 +14,14 @@ def explain_command(*, console: Console, code: str) -> int:
     \b
       rpegc explain E203
     """
-    from rpegc.diagnostics import CATALOGUE
+    from rpegc.diagnostics.catalogue import read_catalogue
     from rpegc.failure import suggestion, usage_error
 
     def work() -> None:
-        wanted = code.upper()
-        if wanted not in CATALOGUE:
-            raise usage_error("E934", f"no diagnostic has code `{code}`", help=suggestion(wanted, CATALOGUE))
-        click.echo(CATALOGUE[wanted])
+        catalogue, wanted = read_catalogue(), code.upper()
+        if wanted not in catalogue:
+            raise usage_error("E934", f"no diagnostic has code `{code}`", help=suggestion(wanted, catalogue))
+        click.echo(catalogue[wanted])
 
     return console.guard(work)
 

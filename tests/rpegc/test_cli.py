@@ -14,7 +14,7 @@ from ir_schema.envelope import decode_stage, encode_stage
 from ir_schema.problem import Problem
 from rpegc.cli import foreign_packages
 from rpegc.cli.group import COMMANDS, run
-from rpegc.diagnostics import CATALOGUE
+from rpegc.diagnostics.catalogue import read_catalogue
 from tests.rpegc.conftest import CASES
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +89,6 @@ def test_help_shows_both_forms_and_every_command(rpegc: Rpegc) -> None:
         (["none.rpeg"], "cannot read `none.rpeg`: no such file"),
         (["-O2"], "no input"),
         (["a.rpeg", "--from", "b.json"], "both FILE and `--from` are given"),
-        (["a.rpeg", "--json", "-o", "-"], "both need stdout"),
         (["a.rpeg", "--emit", "schedule"], "did you mean `scheduled`?"),
         (["a.rpeg", "-p", "verify,serch"], "did you mean `search`?"),
         (
@@ -113,6 +112,13 @@ def test_usage_errors_exit_2(rpegc: Rpegc, tmp_path: Path, arguments: list[str],
     assert code == 2
     assert message in err
     assert out == ""
+
+
+def test_json_and_the_artefact_cannot_share_stdout(rpegc: Rpegc, case: Path) -> None:
+    code, out, err = rpegc(case, "--json", "-o", "-")
+    assert code == 2
+    assert "both need stdout" in err
+    assert json.loads(out)["outcome"] == "error"
 
 
 def test_caret_into_the_pipeline(rpegc: Rpegc) -> None:
@@ -346,7 +352,7 @@ def test_dump_and_dot(rpegc: Rpegc, case: Path) -> None:
 
 
 def test_every_code_is_explained(rpegc: Rpegc) -> None:
-    for code in CATALOGUE:
+    for code in read_catalogue():
         assert rpegc("explain", code.lower())[0] == 0
 
 
@@ -377,7 +383,7 @@ def test_our_packages_are_ours() -> None:
 def test_a_foreign_package_is_named_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "passes").mkdir()
     (tmp_path / "passes" / "__init__.py").write_text("")
-    done = spawn("--help", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    done = spawn("--help", cwd=tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     assert done.returncode == 2
     assert str(tmp_path / "passes" / "__init__.py") in done.stderr
     assert "error[E910]" in done.stderr
