@@ -66,8 +66,8 @@ def load(data: bytes, filename: str, directory: Path, options: Mapping[str, Any]
     if _is_json(text):
         return _load_json(data, text, filename, options or {})
     file = parse(text)
-    expanded = presets.expand(file, as_printed=(options or {}).get("as_printed"))
-    problem, source_map = elaborate(expanded, resolver(directory), options)
+    expanded, found = presets.expand(file, as_printed=(options or {}).get("as_printed"))
+    problem, source_map = elaborate(expanded, resolver(directory), options, found)
     return Loaded(problem, Source(filename, text, source_map), file)
 
 
@@ -80,7 +80,11 @@ def format_text(data: bytes, filename: str, *, expand: bool = False) -> str:
     if _is_json(text):
         return print_file(compose(_load_json(data, text, filename, {}).problem))
     file = parse(text)
-    return print_file(presets.expand(file) if expand else file)
+    if expand:
+        file, found = presets.expand(file)
+        if found:
+            raise DiagnosticError(found)
+    return print_file(file)
 
 
 def format_json(data: bytes, filename: str, directory: Path) -> bytes:
@@ -130,7 +134,7 @@ def _load_json(data: bytes, text: str, filename: str, options: Mapping[str, Any]
         envelope, stage = decode_stage(data)
         if not isinstance(stage, Problem):
             message = f"`{envelope.schema}` is a later stage than a problem"
-            raise DiagnosticError([error("E905", message, help="resume from it with `--from FILE`")])
+            raise DiagnosticError([error("E913", message, help="resume from it with `--from FILE`")])
         parent = envelope.id
         body = value.get("body")
         assert isinstance(body, Block)

@@ -277,6 +277,18 @@ def construct(kind: type[R], values: Mapping[str, Any]) -> R:
     return kind(**{key: defaults[key] if v == defaults[key] else v for key, v in values.items()})
 
 
+def normal(value: Any) -> Any:
+    """`value`, from wherever it was read, with every record in it as `construct` makes it."""
+    if isinstance(value, Record):
+        fields = {name: normal(getattr(value, name)) for name in value.__struct_fields__}
+        return construct(type(value), fields)
+    if isinstance(value, tuple):
+        return tuple(normal(item) for item in value)
+    if isinstance(value, dict):
+        return {key: normal(item) for key, item in value.items()}
+    return value
+
+
 def field_types(kind: type[Record], *without: str) -> dict[str, Any]:
     """Type annotation of every field of `kind` but those named."""
     return {f.name: f.type for f in msgspec.structs.fields(kind) if f.name not in without}

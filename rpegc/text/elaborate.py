@@ -1,12 +1,12 @@
 """Tree to problem: names resolved, expressions evaluated, every place entered into the source map.
 
 Only what concerns the text itself is refused here (unknown keys, wrong types, unresolved architectures);
-whether the graph is well-formed is the business of pass `verify`, for text and JSON alike. Presets must
-have been expanded before.
+whether the graph is well-formed is the business of pass `verify`, for text and JSON alike. Presets have
+been expanded before; a `use` that is still there could not be.
 """
 
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -33,7 +33,7 @@ from ir_schema.problem import (
 from rpegc.diagnostics.source import Source, locate
 from rpegc.failure import suggestion
 from rpegc.text import tree
-from rpegc.text.convert import Converter, Rejected, construct, field_types, missing_keys
+from rpegc.text.convert import Converter, Rejected, construct, field_types, missing_keys, normal
 from rpegc.text.findings import finding
 from rpegc.text.grammar import SHAPES
 
@@ -62,13 +62,18 @@ _NOTHING = tree.Block(())
 
 
 def elaborate(
-    file: tree.File, resolver: Resolver, options: Mapping[str, Any] | None = None
+    file: tree.File,
+    resolver: Resolver,
+    options: Mapping[str, Any] | None = None,
+    found: Sequence[Diagnostic] = (),
 ) -> tuple[Problem, SourceMap]:
     """The problem that `file` describes and where its parts stand; `options` override those of the file.
 
-    Raises DiagnosticError with every finding: E011 to E018 and E15x, and what the resolver reports.
+    `found` are findings of earlier steps: then there is no problem, but all findings are reported together.
+    Raises DiagnosticError with every finding: E011 to E016 and E15x, and what the resolver reports.
     """
     elaborator = _Elaborator(file, resolver, options or {})
+    elaborator.problems += found
     problem = elaborator.problem()
     if problem is None or elaborator.problems:
         source = Source("", "", elaborator.source_map)
@@ -211,7 +216,8 @@ class _Elaborator(Converter):
     def resolved(self, path: str, ask: Callable[[], T]) -> T | None:
         """What the resolver answers. None after its findings were noted, at `path` if they stand nowhere."""
         try:
-            return ask()
+            answer: T = normal(ask())
+            return answer
         except DiagnosticError as exc:
             for found in exc.diagnostics:
                 labels = found.labels or (Label(),)
@@ -253,7 +259,7 @@ class _Elaborator(Converter):
         for statement in self.unique("model"):
             name = statement.words[0].text
             path, what = f"models.{name}", f"`model {name}`"
-            self.source_map[path] = statement.span
+            self.source_map |= {path: statement.span, f"{path}.head": statement.words[1].span}
             body = statement.body or _NOTHING
             values, valid = self.entries(body, _MODEL, path, what)
             if values.pop("trainable", False):
@@ -314,7 +320,7 @@ class _Elaborator(Converter):
                 vertices.append(self.build(Vertex, values, valid, body, statement.span, what))
             except Rejected:
                 continue
-        for unneeded, statement in unused.items():
+        for unneeded, statement in unused.items() if not self.by_keyword["use"] else ():
             help = f"refer to it in an op, `verifier = {unneeded}`, or in a preset, `reward = {unneeded}`"
             self.problems.append(
                 finding("E153", f"verifier `{unneeded}` is used by no op", statement.span, help=help)

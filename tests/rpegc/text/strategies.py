@@ -141,6 +141,6 @@ def typed_problems(draw: st.DrawFn) -> Problem:
     vertices = [v.name for v in graph.vertices]
     trainable = draw(st.lists(models, unique=True, max_size=len(problem.models))) if problem.models else []
     staleness = draw(st.dictionaries(models, st.integers(-3, 5), max_size=2)) if problem.models else {}
-    host = {name: verifier for name, verifier in zip(vertices, problem.host.values(), strict=False)}
+    host = dict(zip(vertices, problem.host.values(), strict=False))
     graph = msgspec.structs.replace(graph, trainable=tuple(trainable), staleness=staleness)
     return msgspec.structs.replace(problem, graph=graph, host=host)

@@ -1,0 +1,30 @@
+"""Every code that is raised is explained, and nothing else is."""
+
+import re
+from pathlib import Path
+
+from rpegc.diagnostics import CATALOGUE
+
+PACKAGES = ("ir_schema", "calib", "passes", "rpegc", "rpeg_rt")
+RAISED = re.compile(r'"([EW][0-9]{3})"|\[([EW][0-9]{3})\]')
+
+
+def raised_codes() -> set[str]:
+    found = set()
+    for package in PACKAGES:
+        for path in Path(package).rglob("*.py"):
+            found |= {a or b for a, b in RAISED.findall(path.read_text(encoding="utf-8"))}
+    return found
+
+
+def test_the_catalogue_lists_exactly_the_codes_that_are_raised() -> None:
+    assert sorted(raised_codes() ^ set(CATALOGUE)) == []
+
+
+def test_every_entry_explains_and_helps() -> None:
+    for code, entry in CATALOGUE.items():
+        text = str(entry)
+        assert text.startswith(f"{code}: ")
+        assert entry.title
+        assert entry.why
+        assert entry.fix
