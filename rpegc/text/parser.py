@@ -249,10 +249,11 @@ class Parser:
     def block(self) -> tree.Block:
         """{ key = value, ... }"""
         opening = self.expect("{")
+        spread = self.token.first
         entries = tuple(self.items("}", opening, self.entry))
         dangling = self.closing_comments(first=not entries)
         end = self.close("}", opening)
-        return tree.Block(entries, dangling, span=Span(start=opening.span.start, end=end))
+        return tree.Block(entries, dangling, spread, span=Span(start=opening.span.start, end=end))
 
     def list(self) -> tree.List:
         """[ value, ... ]"""

@@ -1,4 +1,5 @@
-"""Tree to canonical text: two spaces, one statement a line, blocks on one line where they fit.
+"""Tree to canonical text: two spaces, one statement a line, blocks on one line where they fit and the
+author did not spread them.
 
 Laws (property-tested): `parse(print(t)) == t` for every tree that the parser can return, and printing
 what was parsed from printed text changes nothing.
@@ -84,9 +85,11 @@ def _value(value: tree.Value, before: str, margin: str, after: str = "") -> list
 
 
 def _flat(value: tree.Value) -> str | None:
-    """`value` on one line; None if comments or blank lines in it forbid that."""
+    """`value` on one line; None if comments or blank lines in it forbid that, or its author spread it."""
     if isinstance(value, tree.Block):
-        if value.dangling or any(e.trivia != tree.NO_TRIVIA for e in value.entries):
+        if value.dangling or (value.spread and value.entries):
+            return None
+        if any(e.trivia != tree.NO_TRIVIA for e in value.entries):
             return None
         parts = [(_word(e.key) + " = ", _flat(e.value)) for e in value.entries]
         inner = ", ".join(key + flat for key, flat in parts if flat is not None)

@@ -112,10 +112,14 @@ class Entry(Located):
 
 @dataclass(frozen=True, slots=True)
 class Block(Located):
-    """`{ key = value, ... }`; `dangling` are the comments before the closing brace."""
+    """`{ key = value, ... }`; `dangling` are the comments before the closing brace.
+
+    `spread` says that the author began a new line for the first entry; like a span it is layout, not meaning.
+    """
 
     entries: tuple[Entry, ...]
     dangling: tuple[str, ...] = ()
+    spread: bool = field(default=False, compare=False)
 
     def get(self, key: str) -> "Value | None":
         """The value of the first entry named `key`."""

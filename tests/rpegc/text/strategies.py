@@ -65,7 +65,7 @@ def lists(draw: st.DrawFn, values: st.SearchStrategy[tree.Value]) -> tree.List:
 def blocks(draw: st.DrawFn, values: st.SearchStrategy[tree.Value]) -> tree.Block:
     items = draw(st.lists(values, max_size=3))
     entries = tuple(tree.Entry(draw(words), v, draw(trivia(first=i == 0))) for i, v in enumerate(items))
-    return tree.Block(entries, draw(comment_lines(start=bool(items), end=False)))
+    return tree.Block(entries, draw(comment_lines(start=bool(items), end=False)), draw(st.booleans()))
 
 
 values = st.recursive(
