@@ -76,7 +76,7 @@ class Durations:
         else:
             key = (
                 node.kind,
-                node.model if node.kind == "Reshard" else None,
+                node.model,
                 node.payload_bytes,
                 node.source_allocation,
                 node.allocation,
