@@ -15,7 +15,7 @@ import msgspec
 from rpeg_rt.failure import ExitCode, RunError
 
 if TYPE_CHECKING:
-    from rpeg_rt.controller import StepReport
+    from rpeg_rt.progress import StepReport
 
 _MEANING = {
     ExitCode.USAGE: "usage or file",

@@ -4,52 +4,44 @@ One thread sleeps in the fleet's selector; verifiers run beside it and wake it. 
 end passes through `Controller.run`, which leaves no worker behind and a trace complete to that point.
 """
 
-import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as package_version
 from pathlib import Path
 
 from ir_schema.envelope import canonical
+from rpeg_rt.blame import Blame
 from rpeg_rt.commands import Commander
 from rpeg_rt.dispatch import Dispatcher, Instance
 from rpeg_rt.engine.architecture import canonical_shapes
 from rpeg_rt.evaluation import examination
-from rpeg_rt.failure import (
-    ExitCode,
-    InterruptedRunError,
-    NumericError,
-    RunError,
-    StalledError,
-    WorkerLostError,
-)
+from rpeg_rt.failure import ExitCode, InterruptedRunError, RunError, StalledError, WorkerLostError
 from rpeg_rt.fleet import Fleet, Lost, Received
 from rpeg_rt.host import Host, Verified
 from rpeg_rt.load import Plan
 from rpeg_rt.precision import weight_type
+from rpeg_rt.progress import Progress, StepReport
 from rpeg_rt.protocol import Done, Evaluate, Failed, Frame, Hello, Ready, Save, Start
 from rpeg_rt.realise import Realisation
 from rpeg_rt.semantics import Train
-from rpeg_rt.trace import VERSION, Complete, Dispatch, Evaluation, Footer, Header, Part, TraceWriter
+from rpeg_rt.signals import on_interrupt
+from rpeg_rt.trace import (
+    VERSION,
+    Complete,
+    Dispatch,
+    Evaluation,
+    Footer,
+    Header,
+    Part,
+    TraceWriter,
+    software_versions,
+)
 from rpeg_rt.weights_file import lay_out
 
 START_SECONDS = 300.0
 GRACE_SECONDS = 1.0
 PREDICTION_FACTOR = 20.0
-
-
-@dataclass
-class StepReport:
-    """One RL step all of whose Ops are complete: when, and the figures that its workers reported, by vertex."""
-
-    step: int
-    finished_ns: int = 0
-    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass
@@ -66,7 +58,8 @@ class Controller:
     """One run of a plan over `steps` RL steps.
 
     `node_seconds` bounds the time of any one node (or 20 times its predicted time, where that is more).
-    `on_step` is called with each finished step, in order; final weights are written under `save`. `started_ns` is when the workers were ready.
+    `on_step` is called with each finished step, in order; final weights are written under `save`.
+    `started_ns` and `finished_ns` are when the first node could start and the last was complete.
     """
 
     def __init__(
@@ -82,22 +75,20 @@ class Controller:
         on_step: Callable[[StepReport], None],
     ) -> None:
         self.plan, self.realisation, self.steps, self.seed = plan, realisation, steps, seed
-        self.trace, self.save, self.node_seconds, self.on_step = trace, save, node_seconds, on_step
+        self.trace, self.save, self.node_seconds = trace, save, node_seconds
         run = plan.executable.problem.run
         assert run is not None, "preflight refuses a plan without a run"
         self._run_config = run
         template = plan.executable.template
         self.dispatcher = Dispatcher(template, steps, realisation.reservations(), realisation.generation)
         self.fleet = Fleet(realisation.world)
+        self.blame = Blame(realisation)
         self._running: dict[Instance, _Running] = {}
         self._verified: deque[Verified] = deque()
         self.evaluations: list[Evaluation] = []
-        self._reports: dict[int, StepReport] = {}
-        self._ops_left: dict[int, int] = {}
-        self._ops = sum(n.kind == "Op" for n in template)
+        self.progress = Progress(sum(n.kind == "Op" for n in template), on_step)
         self._interrupted = False
         self._dispatched = 0
-        self._next_report = 0
         self._origin = time.monotonic_ns()
         self.started_ns = 0
         self.finished_ns = 0
@@ -107,10 +98,20 @@ class Controller:
 
         `host` makes the host part of the run, given what to call with each verified instance.
         """
-        self.trace.write(self._header())
+        self.trace.write(
+            Header(
+                version=VERSION,
+                plan=self.plan.id,
+                steps=self.steps,
+                seed=self.seed,
+                precision=self._run_config.precision,
+                workers=dict(enumerate(self.realisation.devices)),
+                software=software_versions(),
+            )
+        )
         code, message = ExitCode.DONE, ""
         try:
-            with self._signals():
+            with on_interrupt(self._interrupt):
                 self.host = host(self._on_verified)
                 self.commander = Commander(self.realisation, self.host)
                 self._start_workers()
@@ -157,7 +158,7 @@ class Controller:
                     waiting.discard(received.rank)
             if waiting and time.monotonic() >= deadline:
                 raise StalledError(
-                    f"{self._name_workers(waiting)} did not get ready in {START_SECONDS:.0f} s"
+                    f"{self.blame.workers(waiting)} did not get ready in {START_SECONDS:.0f} s"
                 )
 
     def _loop(self) -> None:
@@ -165,7 +166,7 @@ class Controller:
         while not self.dispatcher.finished:
             if not self._running:
                 waiting = (
-                    ", ".join(self._describe(x) for x in self.dispatcher.waiting()) or "nothing is ready"
+                    ", ".join(self.blame.describe(x) for x in self.dispatcher.waiting()) or "nothing is ready"
                 )
                 raise StalledError(f"the plan cannot go on: {waiting}")
             deadline = min(r.deadline for r in self._running.values())
@@ -177,7 +178,7 @@ class Controller:
             now = time.monotonic()
             for x, running in self._running.items():
                 if running.deadline <= now:
-                    raise self._stalled(x, running)
+                    raise self.blame.stalled(x, set(running.workers) - set(running.done))
 
     def _dispatch(self) -> None:
         """Start everything that may start."""
@@ -209,7 +210,7 @@ class Controller:
         x = Instance(done.node, done.step)
         running = self._running.get(x)
         if running is None or rank not in running.workers:
-            raise WorkerLostError(f"{self._name_workers([rank])} reported {x}, which it was not asked for")
+            raise WorkerLostError(f"{self.blame.workers([rank])} reported {x}, which it was not asked for")
         running.done[rank] = done
         if len(running.done) < len(running.workers):
             return
@@ -256,15 +257,7 @@ class Controller:
         self.dispatcher.complete(x)
         node = self.realisation.nodes[x.node]
         if node.kind == "Op":
-            report = self._reports.setdefault(x.step, StepReport(x.step))
-            report.finished_ns = event.time_ns
-            if metrics:
-                report.metrics[node.vertex] = metrics
-            self._ops_left[x.step] = self._ops_left.get(x.step, self._ops) - 1
-            while self._ops_left.get(self._next_report) == 0:
-                del self._ops_left[self._next_report]
-                self.on_step(self._reports.pop(self._next_report))
-                self._next_report += 1
+            self.progress.completed(x.step, node.vertex, metrics, event.time_ns)
         self._dispatch()
 
     # Between nodes -----------------------------------------------------------------------------------------
@@ -280,7 +273,7 @@ class Controller:
             if len(answers) < len(requests) and time.monotonic() >= deadline:
                 missing = set(requests) - set(answers)
                 raise StalledError(
-                    f"{self._name_workers(missing)} did not answer in {self.node_seconds:.0f} s"
+                    f"{self.blame.workers(missing)} did not answer in {self.node_seconds:.0f} s"
                 )
         return answers
 
@@ -327,14 +320,6 @@ class Controller:
         if self._interrupted:
             raise InterruptedRunError("interrupted")
 
-    def _lost(self, event: Lost) -> RunError:
-        if event.rank is None:
-            return WorkerLostError(event.reason)
-        how = self.fleet.explain(event.rank)
-        where = next((self._describe(x) for x, r in self._running.items() if event.rank in r.workers), None)
-        doing = f"while it carried out {where}" if where else "while it had nothing to do"
-        return WorkerLostError(f"{self._name_workers([event.rank])} was lost {doing}: {how}")
-
     def _failed(self, rank: int, failed: Failed) -> RunError:
         """What a worker's failure means. That a peer went away is told by all who wait for it, so the one
         that really went is looked for a moment longer."""
@@ -343,37 +328,17 @@ class Controller:
             for event in self.fleet.events(left):
                 if isinstance(event, Lost):
                     return self._lost(event)
-                if (
-                    isinstance(event, Received)
-                    and isinstance(event.frame, Failed)
-                    and event.frame.kind != "peer"
-                ):
+                if isinstance(event, Received) and isinstance(event.frame, Failed):
                     rank, failed = event.rank, event.frame
-        where = "while it started"
-        if failed.node is not None and failed.step is not None:
-            where = f"in {self._describe(Instance(failed.node, failed.step))}"
-        if failed.kind == "numeric":
-            return NumericError(f"{self._name_workers([rank])} {where}: {failed.message}")
-        detail = "".join(f"\n    | {line}" for line in failed.detail.splitlines()[-8:])
-        return WorkerLostError(f"{self._name_workers([rank])} failed {where}: {failed.message}{detail}")
+                    if failed.kind != "peer":
+                        break
+        return self.blame.failed(rank, failed)
 
-    def _stalled(self, x: Instance, running: _Running) -> RunError:
-        waiting = set(running.workers) - set(running.done)
-        who = self._name_workers(waiting) if running.workers else "its verifier"
-        return StalledError(
-            f"{self._describe(x)} did not complete before its deadline; still waiting for {who}. "
-            "If the work is merely slow, raise --node-seconds"
-        )
-
-    def _describe(self, x: Instance) -> str:
-        n = self.realisation.nodes[x.node]
-        what = f"`{n.vertex}`" if n.kind == "Op" else f"{n.kind} of {n.container or n.model} for `{n.vertex}`"
-        phase = f" phase {n.phase}" if n.phases > 1 else ""
-        return f"{what}{phase} at step {x.step} (node {n.id})"
-
-    def _name_workers(self, ranks: "set[int] | list[int]") -> str:
-        names = ", ".join(f"{r} (GPU {self.realisation.devices[r]}, local host)" for r in sorted(ranks))
-        return f"worker{'s' if len(ranks) > 1 else ''} {names}"
+    def _lost(self, event: Lost) -> RunError:
+        if event.rank is None:
+            return WorkerLostError(event.reason)
+        doing = next((x for x, r in self._running.items() if event.rank in r.workers), None)
+        return self.blame.lost(event.rank, doing, self.fleet.explain(event.rank))
 
     # Small things ------------------------------------------------------------------------------------------
 
@@ -384,37 +349,6 @@ class Controller:
         self._verified.append(verified)
         self.fleet.wake()
 
-    def _header(self) -> Header:
-        software = {}
-        for name in ("torch", "megatron-core", "numpy"):
-            try:
-                software[name] = package_version(name)
-            except PackageNotFoundError:
-                software[name] = "missing"
-        return Header(
-            version=VERSION,
-            plan=self.plan.id,
-            steps=self.steps,
-            seed=self.seed,
-            precision=self._run_config.precision,
-            workers=dict(enumerate(self.realisation.devices)),
-            software=software,
-        )
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM end the run in order (only where signals can be handled: the main thread)."""
-
-        def interrupt(*_: object) -> None:
-            self._interrupted = True
-            self.fleet.wake()
-
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {s: signal.signal(s, interrupt) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for s, handler in before.items():
-                signal.signal(s, handler)
+    def _interrupt(self) -> None:
+        self._interrupted = True
+        self.fleet.wake()

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,7 +73,7 @@ class _Peer:
 
 
 class Fleet:
-    """`count` workers on this machine. `start`, then `events` until done, then `close` (also after errors)."""
+    """`count` workers on this machine: `start`, `events` until done, then `close` (also after errors)."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -98,10 +99,8 @@ class Fleet:
 
     def wake(self) -> None:
         """Make `events` return; callable from any thread."""
-        try:
+        with suppress(BlockingIOError):
             self._wake.send(b"\0")
-        except BlockingIOError:
-            pass
 
     def start(self) -> None:
         """Start the workers; they appear as `Received(rank, Hello)`."""
@@ -123,7 +122,8 @@ class Fleet:
                 stderr=log,
                 env=environment,
             )
-        assert self._spawner.stdin is not None and self._spawner.stdout is not None
+        assert self._spawner.stdin is not None
+        assert self._spawner.stdout is not None
         config = {
             "address": self._listener.getsockname(),
             "secret": self._secret,
@@ -192,7 +192,8 @@ class Fleet:
         for rank in list(self._peers):
             self.send(rank, Stop())
         if self._spawner is not None:
-            assert self._spawner.stdin is not None and self._spawner.stdout is not None
+            assert self._spawner.stdin is not None
+            assert self._spawner.stdout is not None
             self._await_exits()
             for pipe in (self._spawner.stdin, self._spawner.stdout):
                 pipe.close()
@@ -284,7 +285,8 @@ class Fleet:
 
     def _read_reports(self) -> list[Event]:
         """Ends of workers, as the spawner tells them; a worker may end before it has connected."""
-        assert self._spawner is not None and self._spawner.stdout is not None
+        assert self._spawner is not None
+        assert self._spawner.stdout is not None
         data = os.read(self._spawner.stdout.fileno(), 4096)
         if not data:
             self._selector.unregister(self._spawner.stdout)

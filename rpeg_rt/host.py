@@ -139,8 +139,8 @@ class Host:
     def _check_vocabulary(self) -> None:
         """Every model must know every token id that the tokenizer can produce."""
         small = [
-            f"model `{name}` has {spec.vocabulary} tokens, but tokenizer `{self.problem.run and self.problem.run.tokenizer}` "
-            f"produces ids up to {self.tokenizer.vocabulary - 1}"
+            f"model `{name}` has {spec.vocabulary} tokens, but the tokenizer produces ids up to "
+            f"{self.tokenizer.vocabulary - 1}"
             for name, spec in self.problem.models.items()
             if spec.vocabulary < self.tokenizer.vocabulary
         ]

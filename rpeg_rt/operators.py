@@ -77,11 +77,11 @@ class Generating:
         return self._start(site, step, prompts, rollouts=self.workload.rollouts, seed=self.seed)
 
     def answer(self, site: Site, prompts: Rows) -> Tensor:
-        """One response to each held-out prompt, tokens [n, L_p + L_r] in order; no more prompts at a time than
-        a replica has sequences in a step. The random numbers are the same in every evaluation."""
+        """One response to each held-out prompt, tokens [n, L_p + L_r] in order; no more prompts at a time
+        than a replica has sequences in a step. The random numbers are the same in every evaluation."""
         seed = derive_seed(self.seed, "evaluation")
         most = max(1, self.workload.sequences // site.placement.data_parallel)
-        parts = zip(prompts.indices.split(most), prompts.values.split(most), strict=True)
+        parts = zip(torch.split(prompts.indices, most), torch.split(prompts.values, most), strict=True)
         return torch.cat(
             [
                 self._start(site, 0, Rows(*part), rollouts=1, seed=seed).run_until(len(part[0])).tokens
@@ -130,7 +130,10 @@ def score(site: Site, task: Score, tokens: Rows, run: RunConfig) -> dict[str, Ro
 def train(
     site: Site, task: Train, rows: Mapping[str, Rows], run: RunConfig, workload: Workload
 ) -> dict[str, float]:
-    """All optimizer steps of a training operator at one RL step; returns its metrics, equal on all workers that have them."""
+    """All optimizer steps of a training operator at one RL step.
+
+    Returns its metrics, equal on all workers that have them.
+    """
 
     def values(container: str | None) -> Tensor | None:
         if container is None:
@@ -145,7 +148,9 @@ def train(
         return total
 
     tokens, rewards, old_values = values(task.tokens), values(task.reward), values(task.values)
-    assert tokens is not None and rewards is not None and old_values is not None
+    assert tokens is not None
+    assert rewards is not None
+    assert old_values is not None
     batch, metrics = ppo.prepare(
         run,
         all_reduce,
@@ -171,13 +176,12 @@ def train(
         assert total is not None
         return total, sums
 
-    updates = 0
-    for part in minibatches(batch, workload.minibatches, workload.epochs):
+    parts = minibatches(batch, workload.minibatches, workload.epochs)
+    for updates, part in enumerate(parts, start=1):
         figures = site.engine.train_minibatch(part, loss, site.placement.microbatches, run.temperature)
         bad = [name for name, value in figures.items() if not math.isfinite(value)]
         if bad:
             raise NumericError(f"{bad[0]} of `{site.vertex}` is {figures[bad[0]]}")
-        updates += 1
         for name, value in figures.items():
             mean = metrics.get(name, 0.0) if updates > 1 else 0.0
             metrics[name] = mean + (value - mean) / updates

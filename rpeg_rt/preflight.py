@@ -101,22 +101,23 @@ def _misfit(realisation: Realisation, machine: Machine) -> list[str]:
     nodes = sorted({d.rpartition(".")[0] for d in realisation.devices})
     if len(nodes) > 1:
         per_node = max(sum(d.startswith(f"{n}.") for d in realisation.devices) for n in nodes)
+        listed = ", ".join(nodes[:4]) + (" …" if len(nodes) > 4 else "")
         found.append(
-            f"the plan uses {len(nodes)} nodes ({', '.join(nodes[:4])}{' …' if len(nodes) > 4 else ''}) of up to "
-            f"{per_node} GPUs each, this machine is one node with {slots} slots"
+            f"the plan uses {len(nodes)} nodes ({listed}) of up to {per_node} GPUs each, "
+            f"this machine is one node with {slots} slots"
         )
     needed = workers * WORKER_BASE_BYTES + _model_bytes(realisation)
     if machine.memory_bytes is not None and needed > machine.memory_bytes:
         gib = 1024**3
         found.append(
-            f"the plan needs about {needed / gib:.1f} GiB of memory on this machine ({workers} workers on the CPU), "
-            f"{machine.memory_bytes / gib:.1f} GiB are available"
+            f"the plan needs about {needed / gib:.1f} GiB of memory on this machine ({workers} workers on "
+            f"the CPU), {machine.memory_bytes / gib:.1f} GiB are available"
         )
     return found
 
 
 def _model_bytes(realisation: Realisation) -> int:
-    """Predicted peaks of all GPUs, which here share one memory; a float64 run holds twice the bytes of float32."""
+    """Predicted peaks of all GPUs, which here share one memory; float64 takes twice the bytes of float32."""
     run = realisation.problem.run
     wide = 2 if run is not None and run.precision == "float64" else 1
     predicted = realisation.executable.prediction.devices

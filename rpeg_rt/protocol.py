@@ -110,8 +110,8 @@ class Done(Message, frozen=True, tag=True, array_like=True):
 
 
 class Evaluate(Message, frozen=True, tag=True, array_like=True):
-    """Controller to worker: with the newest weights that training `vertex` holds, sample a response to each of
-    its replica's held-out prompts [n, L_p], which are those from `first` on."""
+    """Controller to worker: with the newest weights that training `vertex` holds, sample a response to each
+    of its replica's held-out prompts [n, L_p], which are those from `first` on."""
 
     vertex: str
     first: int

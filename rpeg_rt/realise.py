@@ -209,8 +209,8 @@ class Realisation:
             return (phases[n.phase - 1],)
         if phases[-1] not in self._same_step(first.id) and producer != n.vertex:
             raise UnrealisableError(
-                f"vertex `{n.vertex}` reads `{container}` of `{producer}`, but the plan neither moves it nor orders "
-                "them; plans made with --as-printed are for comparison, not for running"
+                f"vertex `{n.vertex}` reads `{container}` of `{producer}`, but the plan neither moves it nor "
+                "orders them; plans made with --as-printed are for comparison, not for running"
             )
         return tuple(phases)
 

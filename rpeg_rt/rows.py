@@ -98,7 +98,10 @@ def block(workload: Workload, replicas: int, replica: int) -> Ranges:
 
 
 def phase_count(workload: Workload, replicas: int, phase: int) -> int:
-    """Sequences of one replica that have left after `phase` (from 1) of a split generation: floor(f_q B R / P_d)."""
+    """Sequences of one replica that have left after `phase` (from 1) of a split generation.
+
+    floor(f_q * B * R / P_d).
+    """
     fraction, _ = workload.length_quantiles[phase - 1]
     return math.floor(fraction * workload.sequences / replicas)
 

@@ -5,15 +5,17 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import IO
 
-from rpeg_rt.controller import Controller, StepReport
+from rpeg_rt.controller import Controller
 from rpeg_rt.failure import FileError, VerificationError
 from rpeg_rt.host import Host
 from rpeg_rt.load import Plan, load_plan
 from rpeg_rt.preflight import check, this_machine
+from rpeg_rt.progress import StepReport
 from rpeg_rt.summary import Outcome
 from rpeg_rt.trace import TraceWriter, read_trace
 from rpeg_rt.verify import verify_trace
@@ -103,11 +105,11 @@ def reward_of(report: StepReport) -> float | None:
 def _step_seconds(reports: list[StepReport], started_ns: int) -> float:
     """Median time from one step's end to the next."""
     ends = [started_ns, *(r.finished_ns for r in reports)]
-    return median(b - a for a, b in zip(ends, ends[1:], strict=False)) / 1e9
+    return median(b - a for a, b in pairwise(ends)) / 1e9
 
 
 def _data_directory(plan: Plan) -> Path:
-    """Where relative paths of the run lead: the plan's directory if the prompts are there, else the current one."""
+    """Where relative paths of the run lead: the plan's directory if the prompts are there, else here."""
     run = plan.executable.problem.run
     if run is not None and run.prompts is not None and (plan.directory / run.prompts).is_file():
         return plan.directory

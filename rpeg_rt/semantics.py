@@ -114,7 +114,8 @@ class _Reader:
         if self.elements[name] != elements:
             self.refuse(
                 v,
-                f"makes `{name}` with {self.elements[name]} elements where {meaning} of this workload have {elements}",
+                f"makes `{name}` with {self.elements[name]} elements where {meaning} of this workload have "
+                f"{elements}",
             )
 
     def generation(self, v: Vertex) -> None:

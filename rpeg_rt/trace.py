@@ -10,6 +10,8 @@ rewrites a whole trace is caught by the rules of `rpeg_rt.verify`, not by the ch
 
 import hashlib
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import BinaryIO
 
@@ -165,3 +167,14 @@ def _split(line: bytes, number: int) -> tuple[bytes, bytes]:
     if cut <= 0 or line[cut : cut + len(_CHAIN)] != _CHAIN or not line.endswith(_END):
         raise BrokenTraceError(f"line {number} is incomplete or was changed: it does not end in its hash")
     return line[:cut], line[cut + len(_CHAIN) : -len(_END)]
+
+
+def software_versions() -> dict[str, str]:
+    """Versions of the packages that decide what a run computes."""
+    found = {}
+    for name in ("torch", "megatron-core", "numpy"):
+        try:
+            found[name] = package_version(name)
+        except PackageNotFoundError:
+            found[name] = "missing"
+    return found

@@ -10,6 +10,7 @@ import mmap
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from rpeg_rt.precision import ITEM_BYTES
 _LENGTH = struct.Struct("<Q")
 _NAMES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16"}
 # numpy has no bfloat16: its bits are carried as integers.
-_STORED = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "BF16": np.dtype("<u2")}
+_STORED: dict[str, np.dtype[Any]] = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "BF16": np.dtype("<u2")}
 
 
 def lay_out(path: Path, shapes: Mapping[str, tuple[int, ...]], precision: str) -> None:
@@ -41,18 +42,18 @@ def lay_out(path: Path, shapes: Mapping[str, tuple[int, ...]], precision: str) -
         raise FileError(f"cannot write weights {path}: {exc.strerror}") from exc
 
 
-def writable_tensors(path: Path) -> dict[str, npt.NDArray[np.generic]]:
+def writable_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
     """The tensors of a laid-out file as arrays whose elements are those of the file."""
     with path.open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), 0)
     (length,) = _LENGTH.unpack_from(mapped)
     header = json.loads(mapped[_LENGTH.size : _LENGTH.size + length])
     start = _LENGTH.size + length
-    found: dict[str, npt.NDArray[np.generic]] = {}
+    found: dict[str, npt.NDArray[Any]] = {}
     for name, entry in header.items():
         if name != "__metadata__":
             shape = tuple(entry["shape"])
-            found[name] = np.frombuffer(
-                mapped, _STORED[entry["dtype"]], math.prod(shape), start + entry["data_offsets"][0]
-            ).reshape(shape)
+            first = start + entry["data_offsets"][0]
+            stored = _STORED[entry["dtype"]]
+            found[name] = np.frombuffer(mapped, stored, math.prod(shape), first).reshape(shape)
     return found

@@ -73,7 +73,7 @@ class Worker:
         assert self.problem.run is not None
         self.run = self.problem.run
         world = self.realisation.world
-        store = dist.FileStore(start.store, world)
+        store = torch.distributed.FileStore(start.store, world)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         self.groups: dict[tuple[tuple[int, ...], object], LayoutGroups] = {
             place: make_layout(*place) for place in self.realisation.layouts()

@@ -66,7 +66,7 @@ def colocated(dp: int = 1, pp: int = 1, tp: int = 1, **changes: Placement) -> di
     """All vertices on the same GPUs with one layout, but for `changes`."""
     gpus = dp * pp * tp
     everywhere = place("0" if gpus == 1 else f"0-{gpus - 1}", dp, pp, tp)
-    return {name: everywhere for name in VERTICES} | changes
+    return dict.fromkeys(VERTICES, everywhere) | changes
 
 
 def problem(

@@ -19,7 +19,7 @@ def node(i: int, kind: str = "Op", vertex: str | None = None, **fields) -> Templ
 
 @st.composite
 def templates(draw):
-    """Random nodes, edges inside a step from lower to higher ids, edges over steps in any direction, chains."""
+    """Random nodes, edges inside a step from lower to higher ids, edges over steps in any direction."""
     count = draw(st.integers(2, 9))
     nodes, reservations = [], {}
     for i in range(count):

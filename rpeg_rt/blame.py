@@ -1,0 +1,56 @@
+"""Who and what is at fault when a run ends early, in words: worker, GPU, machine, node and step."""
+
+import socket
+from collections.abc import Iterable
+
+from rpeg_rt.dispatch import Instance
+from rpeg_rt.failure import NumericError, RunError, StalledError, WorkerLostError
+from rpeg_rt.protocol import Failed
+from rpeg_rt.realise import Realisation
+
+_DETAIL_LINES = 8
+
+
+class Blame:
+    """Turns what the controller noticed into the error that ends the run."""
+
+    def __init__(self, realisation: Realisation) -> None:
+        self.realisation = realisation
+        self.machine = socket.gethostname()
+
+    def describe(self, x: Instance) -> str:
+        """A node instance."""
+        n = self.realisation.nodes[x.node]
+        what = f"`{n.vertex}`" if n.kind == "Op" else f"{n.kind} of {n.container or n.model} for `{n.vertex}`"
+        phase = f" phase {n.phase}" if n.phases > 1 else ""
+        return f"{what}{phase} at step {x.step} (node {n.id})"
+
+    def workers(self, ranks: Iterable[int]) -> str:
+        """Workers with their GPUs, and the machine that they are on."""
+        names = [f"{r} (GPU {self.realisation.devices[r]})" for r in sorted(ranks)]
+        return f"worker{'s' if len(names) > 1 else ''} {', '.join(names)} on {self.machine}"
+
+    def lost(self, rank: int, doing: Instance | None, how: str) -> RunError:
+        """Worker `rank` is gone; `how` it ended, as far as that is known."""
+        when = (
+            "while it had nothing to do" if doing is None else f"while it carried out {self.describe(doing)}"
+        )
+        return WorkerLostError(f"{self.workers([rank])} was lost {when}: {how}")
+
+    def failed(self, rank: int, failed: Failed) -> RunError:
+        """Worker `rank` says that it cannot go on."""
+        where = "while it started"
+        if failed.node is not None and failed.step is not None:
+            where = f"in {self.describe(Instance(failed.node, failed.step))}"
+        if failed.kind == "numeric":
+            return NumericError(f"{self.workers([rank])} failed {where}: {failed.message}")
+        detail = "".join(f"\n    | {line}" for line in failed.detail.splitlines()[-_DETAIL_LINES:])
+        return WorkerLostError(f"{self.workers([rank])} failed {where}: {failed.message}{detail}")
+
+    def stalled(self, x: Instance, waiting: set[int]) -> RunError:
+        """`x` has passed its deadline; `waiting` workers have not reported (none: it is on the host)."""
+        who = self.workers(waiting) if waiting else "its verifier"
+        return StalledError(
+            f"{self.describe(x)} did not complete before its deadline; still waiting for {who}. "
+            "If the work is merely slow, raise --node-seconds"
+        )
