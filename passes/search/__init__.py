@@ -6,7 +6,6 @@ plan of all structures. Its result is therefore never worse than either of them.
 """
 
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -18,7 +17,6 @@ from ir_schema.problem import Problem, SearchSpace
 from ir_schema.stages import Configuration, SearchReport
 from passes.base import Pass
 from passes.search.annealing import Annealing, Switches
-from passes.search.candidates import Candidates
 from passes.search.concurrent import concurrent
 from passes.search.constraints import excluded_mask
 from passes.search.greedy import greedy
@@ -27,7 +25,7 @@ from passes.search.ledger import Found, Ledger, OutOfBudget
 from passes.search.legality import complete, legal, plan_errors
 from passes.search.polish import polish
 from passes.search.progress import WATCH, Progress, Watch
-from passes.search.space import Space, build
+from passes.search.space import Enumerated, Space, build
 from passes.search.structures import structures
 from passes.structure import Plan
 
@@ -114,7 +112,7 @@ class Search(Pass[Problem, Configuration]):
         spaces: list[Space] = []
         notes: list[str] = []
         empty: list[Diagnostic] = []
-        known: dict[object, Mapping[str, Candidates]] = {}
+        known: dict[object, Enumerated] = {}
         excluded = excluded_mask(problem)
         found = structures(problem, splitting=not self.no_splitting, asynchrony=not self.no_asynchrony)
         for structure, chosen in found:

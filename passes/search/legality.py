@@ -61,13 +61,10 @@ def degree_errors(rules: Rules, p: PartialPlacement) -> list[Diagnostic]:
         legal_pp = [x for x in divisors(rules.model.layers) if rules.pipeline(x) is None]
         found.append(_degree("E412", f"{path}.pipeline_parallel", pp, reason, legal_pp))
     if dp is not None and (reason := rules.data(dp)):
-        legal_dp = [x for x in divisors(problem.workload.prompts) if rules.data(x) is None]
-        d = _degree("E413", f"{path}.data_parallel", dp, reason, legal_dp, "workload.prompts")
-        if dp >= 1:
-            low = problem.workload.prompts // dp * dp
-            prompts = ", ".join(str(x) for x in (low, low + dp) if x > 0)
-            d = msgspec.structs.replace(d, help=f"{d.help}; or prompts: nearest {prompts}")
-        found.append(d)
+        if dp < 1:
+            found.append(error("E413", f"data parallel {dp}: {reason}", f"{path}.data_parallel"))
+        else:
+            found.append(_no_replicas(rules, dp, f"data parallel {dp}", f"{path}.data_parallel"))
     return found
 
 
@@ -245,9 +242,42 @@ def _no_extent(enumeration: Enumeration) -> Diagnostic:
     if gpus < 1 or (reason := rules.extent(extent)):
         reason = reason if gpus >= 1 else "extents are at least 1"
         return error("E417", f"extent {list(extent)}: {reason}", path)
+    implied = _replicas(enumeration, gpus)
+    if implied and not any(rules.data(dp) is None for dp in implied):
+        dp = min(implied)
+        return _no_replicas(rules, dp, f"the {gpus} GPUs of the extent need {dp} replicas", path)
     sizes = {dp * pp * tp * cp for dp, pp, tp, cp, _ in enumeration.degrees()}
     message = f"no legal layout has the {gpus} GPUs of the extent"
     return error("E405", message, path, help=f"GPUs, {nearest(gpus, sizes)}")
+
+
+def _replicas(enumeration: Enumeration, gpus: int) -> set[int]:
+    """The data parallelism that `gpus` GPUs imply, for all other degrees that are legal."""
+    rules, fixed = enumeration.rules, enumeration.fixed
+    tps = range(1, rules.problem.device_space[2] + 1)
+    pps = divisors(rules.model.layers)
+    return {
+        gpus // (tp * pp)
+        for tp in (tps if fixed.tensor_parallel is None else [fixed.tensor_parallel])
+        for pp in (pps if fixed.pipeline_parallel is None else [fixed.pipeline_parallel])
+        if gpus % (tp * pp) == 0
+        and not (rules.tensor(tp) or rules.pipeline(pp) or rules.packing(pp, tp))
+        and fixed.data_parallel in (None, gpus // (tp * pp))
+    }
+
+
+def _no_replicas(rules: Rules, dp: int, message: str, *paths: str) -> Diagnostic:
+    """E413: P_d = `dp` does not divide the prompts; the nearest degrees and numbers of prompts that do."""
+    prompts = rules.problem.workload.prompts
+    options = [x for x in divisors(prompts) if rules.data(x) is None]
+    multiples = [str(x) for x in (prompts // dp * dp, prompts // dp * dp + dp) if x > 0]
+    return error(
+        "E413",
+        f"{message}: {rules.data(dp)}",
+        *paths,
+        "workload.prompts",
+        help=f"data parallel, {nearest(dp, options)}; or prompts, nearest {', '.join(multiples)}",
+    )
 
 
 def _no_origin(enumeration: Enumeration) -> Diagnostic:

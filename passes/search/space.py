@@ -12,6 +12,8 @@ from passes.search.legality import explain
 from passes.search.structures import Structure
 from passes.structure import Plan
 
+Enumerated = tuple[dict[str, Candidates], list[Diagnostic]]
+
 
 @dataclass(frozen=True)
 class Space:
@@ -45,7 +47,7 @@ def build(
     *,
     excluded: int = 0,
     fixed_microbatches: bool = False,
-    known: dict[object, Mapping[str, Candidates]] | None = None,
+    known: dict[object, Enumerated] | None = None,
 ) -> tuple[Space, list[Diagnostic]]:
     """The space of `structure`, and why candidate sets are empty if any is.
 
@@ -58,10 +60,9 @@ def build(
         tuple(problem.models.items()),
         tuple(problem.graph.staleness.items()),
     )
-    candidates = known.get(identity)
-    found: list[Diagnostic] = []
-    if candidates is None:
-        candidates = {}
+    if identity not in known:
+        candidates: dict[str, Candidates] = {}
+        found: list[Diagnostic] = []
         for v in problem.graph.vertices:
             if v.model is None:
                 continue
@@ -71,5 +72,6 @@ def build(
             )
             candidates[v.name] = enumeration.candidates()
             found += explain(enumeration, candidates[v.name])
-        known[identity] = candidates
+        known[identity] = candidates, found
+    candidates, found = known[identity]
     return Space(index, structure, problem, evaluator, candidates), found

@@ -1,31 +1,19 @@
 """The fast evaluator and the readable passes agree to the nanosecond and to the byte."""
 
-import json
-from pathlib import Path
-
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ir_schema.problem import Placement, Problem
+from ir_schema.problem import Placement
 from ir_schema.stages import Configuration
 from passes.evaluate import evaluate
 from passes.search.evaluator import Evaluator
 from passes.search.skeleton import critical_path
+from tests.passes.search.worked import CASES, read_case
 from tests.strategies import configurations, placements
 
-CASES = sorted((Path(__file__).parents[2] / "cases").glob("*/*.json"))
-
 relaxed = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
-
-
-def read_case(path: Path) -> Configuration:
-    raw = json.loads(path.read_text())
-    raw.pop("fields"), raw.pop("expected")
-    problem = msgspec.convert(raw, Problem)
-    plan = {v: msgspec.convert(msgspec.to_builtins(p), Placement) for v, p in problem.plan.items()}
-    return Configuration(problem=msgspec.structs.replace(problem, plan={}), plan=plan)
 
 
 def assert_same(evaluator: Evaluator, configuration: Configuration) -> None:
@@ -53,6 +41,10 @@ def test_worked_cases(path):
 def test_random_plans(configuration, data):
     """Several plans of one problem, so that what is kept from one plan is right for the next."""
     problem = configuration.problem
+    if not problem.options.as_printed and data.draw(st.booleans()):
+        options = msgspec.structs.replace(problem.options, cost_model="megatron")
+        problem = msgspec.structs.replace(problem, options=options)
+        configuration = msgspec.structs.replace(configuration, problem=problem)
     evaluator = Evaluator(problem)
     pool = [data.draw(placements(problem.device_space)) for _ in range(3)] + list(configuration.plan.values())
     assert_same(evaluator, configuration)

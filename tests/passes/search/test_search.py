@@ -1,0 +1,288 @@
+"""The search pass: baselines, annealing, polish, repeatability, and what it says when nothing fits."""
+
+import itertools
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ir_schema.diagnostics import DiagnosticError
+from ir_schema.envelope import canonical
+from ir_schema.problem import PartialPlacement, SearchSpace
+from passes.evaluate import evaluate
+from passes.search import WATCH, Search, Watch
+from passes.search.concurrent import concurrent, levels
+from passes.search.greedy import greedy
+from passes.search.legality import legal
+from passes.search.space import build
+from passes.search.structures import structures
+from tests.passes.search.worked import CASES, case, ppo, read_case
+
+
+def spaces(problem):
+    found = []
+    for i, (structure, chosen) in enumerate(structures(problem)):
+        space, empty = build(i, structure, chosen)
+        assert empty == []
+        found.append(space)
+    return found
+
+
+def with_memory(problem, nbytes):
+    return msgspec.structs.replace(
+        problem, hardware=msgspec.structs.replace(problem.hardware, memory_bytes=nbytes)
+    )
+
+
+def tiny():
+    """DPO (three vertices) on two GPUs."""
+    problem = case("09").problem
+    return with_memory(msgspec.structs.replace(problem, device_space=(1, 1, 2)), 4e11)
+
+
+# The plan in the file ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda p: f"{p.parent.name}/{p.stem[:2]}")
+def test_none_takes_the_plan_of_the_file(path):
+    configuration = read_case(path)
+    plan = {v: PartialPlacement(**msgspec.structs.asdict(p)) for v, p in configuration.plan.items()}
+    problem = msgspec.structs.replace(configuration.problem, plan=plan)
+    found = Search(method="none").run(problem)
+    assert (found.problem, found.plan) == (configuration.problem, configuration.plan)
+
+
+def test_none_reports_every_violation():
+    plan = {
+        "actor_gen": PartialPlacement(
+            origin=(0, 0, 0),
+            extent=(1, 1, 4),
+            data_parallel=4,
+            pipeline_parallel=1,
+            tensor_parallel=1,
+            microbatches=2,
+        ),
+        "ref_inf": PartialPlacement(tensor_parallel=1),
+    }
+    with pytest.raises(DiagnosticError) as caught:
+        Search(method="none").run(msgspec.structs.replace(ppo(), plan=plan))
+    codes = [d.code for d in caught.value.diagnostics]
+    assert codes == ["E414", *["E403"] * 5]
+
+
+def test_none_does_not_ask_about_memory():
+    configuration = case("01")
+    plan = {v: PartialPlacement(**msgspec.structs.asdict(p)) for v, p in configuration.plan.items()}
+    small = with_memory(msgspec.structs.replace(configuration.problem, plan=plan), 1e9)
+    found = Search(method="none").run(small)
+    assert not evaluate(found).memory_feasible
+
+
+# Heuristics --------------------------------------------------------------------------------------------
+
+
+def test_greedy_uses_every_gpu_and_the_fastest_layout():
+    (space, *_) = spaces(ppo())
+    for v, p in greedy(space).items():
+        assert p.extent == (1, 2, 4)
+        times = [space.evaluator.operator_ns(v, x) for x in space.candidates[v] if x.extent == (1, 2, 4)]
+        assert space.evaluator.operator_ns(v, p) == min(times)
+
+
+def test_levels_are_longest_paths():
+    assert levels(ppo()) == [
+        ["actor_gen"],
+        ["ref_inf", "reward_inf", "critic_inf"],
+        ["actor_train", "critic_train"],
+    ]
+
+
+def test_concurrent_is_the_best_of_all_disjoint_choices():
+    """On few GPUs, every combination of a level is looked at; the machine is large enough for any plan."""
+    problem = with_memory(ppo((1, 1, 4), prompts=8), 1e13)
+    (space, *_) = spaces(problem)
+    plan, fits = concurrent(space)
+    assert fits
+    for level in levels(problem):
+        names = [v for v in level if v in plan]
+        options = [list(space.candidates[v]) for v in names]
+
+        def slowest(choice, names=names):
+            return max(space.evaluator.operator_ns(v, p) for v, p in zip(names, choice, strict=True))
+
+        def disjoint(choice):
+            pairs = itertools.combinations(choice, 2)
+            return not any(a.allocation.overlap(b.allocation) for a, b in pairs)
+
+        best = min((c for c in itertools.product(*options) if disjoint(c)), key=slowest)
+        assert tuple(plan[v] for v in names) == best
+
+
+def test_a_level_without_room_runs_one_after_another():
+    problem = with_memory(ppo((1, 1, 2)), 1e13)
+    (space, *_) = spaces(problem)
+    plan, _ = concurrent(space)
+    assert {plan[v].extent for v in ("ref_inf", "reward_inf", "critic_inf")} == {(1, 1, 2)}
+
+
+def test_concurrent_looks_for_a_plan_that_fits():
+    """With the memory that its second choice needs, the first is passed over."""
+    problem = ppo((1, 2, 4))
+    (space, *_) = spaces(with_memory(problem, 1e13))
+    fastest, _ = concurrent(space)
+    peak = space.evaluator.peak(fastest)
+    limited = with_memory(problem, (peak - 1) / (1 - problem.hardware.runtime_reserve))
+    (space, *_) = spaces(limited)
+    plan, fits = concurrent(space)
+    assert fits
+    assert space.evaluator.peak(plan) < peak
+
+
+# Annealing ---------------------------------------------------------------------------------------------
+
+
+def test_a_seed_repeats_and_results_are_feasible_and_legal():
+    problem = ppo((1, 4, 4), search=SearchSpace(staleness={"actor": (0, 1), "critic": (0, 1)}))
+    search = Search(budget=400, seed=3, no_polish=True)
+    first, second = search.run(problem), search.run(problem)
+    assert canonical(first) == canonical(second)
+    assert first.search.evaluations <= 400
+    assert evaluate(first).memory_feasible
+    for v in problem.graph.vertices:
+        assert legal(problem, v, first.plan[v.name]) == []
+    assert first.problem.search is None
+    assert first.problem.plan == {}
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.sampled_from([(1, 1, 4), (1, 2, 4), (2, 2, 2)]),
+    st.sampled_from(["paper", "megatron"]),
+    st.sampled_from([32, 64]),
+    st.sampled_from(["throughput", "efficiency"]),
+    st.integers(0, 99),
+)
+def test_never_worse_than_the_baselines(space, cost_model, prompts, objective, seed):
+    choices = SearchSpace(staleness={"actor": (0, 1)}, objective=objective, split=("auto",))
+    problem = with_memory(ppo(space, cost_model=cost_model, prompts=prompts, search=choices), 2e11)
+    found = Search(budget=60, seed=seed).run(problem)
+    scheduled = evaluate(found)
+    assert scheduled.memory_feasible
+    if objective == "throughput":
+        assert all(scheduled.score_tokens_per_s >= x for x in found.search.baselines.values())
+    for method in ("greedy", "concurrent"):
+        baseline = Search(method=method).run(problem)
+        if objective == "throughput":
+            assert scheduled.score_tokens_per_s >= evaluate(baseline).score_tokens_per_s
+
+
+def test_finds_the_best_of_all_plans_on_a_tiny_machine():
+    problem = tiny()
+    best = 0.0
+    for space in spaces(problem):
+        seen = {}
+        for placements in itertools.product(*(space.candidates[v] for v in space.vertices)):
+            plan = dict(zip(space.vertices, placements, strict=True))
+            key = space.key(plan)
+            if key not in seen:
+                seen[key] = space.evaluator.evaluate(plan)
+        best = max([best, *(e.score for e in seen.values() if e.feasible)])
+    found = Search(budget=2000).run(problem)
+    assert evaluate(found).score_tokens_per_s == best
+    assert found.search.termination == "exhausted"
+
+
+def test_fixed_fields_and_excluded_gpus_are_kept():
+    problem = ppo(search=SearchSpace(exclude=("0.0.0",)))
+    plan = {"actor_gen": PartialPlacement(tensor_parallel=4), "ref_inf": PartialPlacement(origin=(0, 1, 0))}
+    found = Search(budget=100).run(msgspec.structs.replace(problem, plan=plan))
+    assert found.plan["actor_gen"].tensor_parallel == 4
+    assert found.plan["ref_inf"].origin == (0, 1, 0)
+    assert not any("0.0.0" in p.allocation.device_names() for p in found.plan.values())
+
+
+def test_an_impossible_field_is_named():
+    problem = msgspec.structs.replace(ppo(), plan={"actor_gen": PartialPlacement(tensor_parallel=3)})
+    with pytest.raises(DiagnosticError) as caught:
+        Search(method="greedy").run(problem)
+    assert caught.value.diagnostics[0].code == "E411"
+
+
+@pytest.mark.parametrize(
+    "ablation",
+    [
+        "no_splitting",
+        "no_asynchrony",
+        "fixed_microbatches",
+        "no_pair_moves",
+        "no_warm_restarts",
+        "uniform_choice",
+        "no_polish",
+        "hard_memory",
+        "geometric_cooling",
+    ],
+)
+def test_every_ablation_runs(ablation):
+    problem = ppo((1, 2, 4), search=SearchSpace(staleness={"actor": (0, 1)}, split=("auto",)))
+    found = Search(budget=80, **{ablation: True}).run(problem)
+    assert evaluate(found).memory_feasible
+    if ablation == "no_splitting":
+        assert found.problem.options.split == "never"
+    if ablation == "no_asynchrony":
+        assert found.problem.graph.staleness["actor"] == 0
+    if ablation == "fixed_microbatches":
+        roles = {v.name: v.role for v in problem.graph.vertices}
+        for v, p in found.plan.items():
+            stages = p.pipeline_parallel * (2 if roles[v] == "training" else 1)
+            assert p.microbatches == (1 if p.pipeline_parallel == 1 else stages)
+
+
+def test_efficiency_trades_little_throughput_for_utilisation():
+    plain = ppo((1, 4, 4), search=SearchSpace(staleness={"actor": (1,), "critic": (1,)}, split=("never",)))
+    efficient = msgspec.structs.replace(
+        plain, search=msgspec.structs.replace(plain.search, objective="efficiency")
+    )
+    fast, lean = (Search(budget=400).run(p) for p in (plain, efficient))
+    scores = evaluate(fast), evaluate(lean)
+    assert scores[1].utilisation > scores[0].utilisation
+    assert scores[1].score_tokens_per_s >= 0.9 * max(lean.search.baselines.values())
+
+
+# Ending ------------------------------------------------------------------------------------------------
+
+
+def test_nothing_fits():
+    with pytest.raises(DiagnosticError) as caught:
+        Search(budget=50).run(with_memory(ppo((1, 1, 4)), 5.0e10))
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "E420"
+    assert "GPUs" in diagnostic.help
+    assert any("GiB" in note for note in diagnostic.notes)
+
+
+def test_the_time_limit_is_a_cap():
+    found = Search(budget=10**9, time_limit=0.5).run(ppo((1, 4, 4)))
+    assert found.search.termination == "time_limit"
+    assert evaluate(found).memory_feasible
+
+
+def test_a_stopped_search_returns_its_best_plan():
+    seen = []
+    watch = Watch(interval=0.0)
+
+    def on_progress(progress):
+        seen.append(progress)
+        watch.stop = progress.evaluations >= 50
+
+    watch.on_progress = on_progress
+    token = WATCH.set(watch)
+    try:
+        found = Search(budget=10**6).run(ppo((1, 4, 4)))
+    finally:
+        WATCH.reset(token)
+    assert found.search.termination == "interrupted"
+    assert found.search.evaluations == 50
+    assert evaluate(found).score_tokens_per_s == seen[-1].best
+    assert seen[-1].gain(seen[-1].greedy) >= 0
+    assert evaluate(found).memory_feasible
