@@ -9,6 +9,7 @@ from rpegc.cli.compile import compile_command
 from rpegc.cli.console import HELP_OPTIONS
 from rpegc.cli.files import diff_command, dump_command, schema_command
 from rpegc.cli.model import model_command
+from rpegc.cli.report import report_command
 from rpegc.cli.source import check_command, fmt_command
 from rpegc.cli.tool import completion_command, explain_command, passes_command
 from rpegc.failure import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
@@ -18,6 +19,7 @@ COMMANDS = (
     fmt_command,
     diff_command,
     dump_command,
+    report_command,
     explain_command,
     passes_command,
     schema_command,
