@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 
 run: $(STAMP)
 	$(BIN)/rpegc examples/ppo_tiny.rpeg -O2 -o $(BUILD)/plan.exe.json --summary
-	$(BIN)/rpeg-rt $(BUILD)/plan.exe.json --trace $(BUILD)/run.trace.jsonl
+	$(BIN)/rpeg-rt $(BUILD)/plan.exe.json --data examples --trace $(BUILD)/run.trace.jsonl
 	$(BIN)/rpeg-rt verify $(BUILD)/run.trace.jsonl $(BUILD)/plan.exe.json
 
 test: $(STAMP)
