@@ -1,7 +1,7 @@
 """What must hold of every stage whatever pass made it: the checks of `--verify-each`.
 
     encoding      the stage decodes to itself and keeps its id
-    configuration every vertex with a model has a placement inside the device space whose layout fills it
+    configuration its problem is well formed; every vertex with a model has a legal placement, a host has none
     unrolled      ids are step * |V| + index; edges join existing vertices; the graph is acyclic
     lowered …     ids are 0, 1, 2, …; predecessors exist; the graph is acyclic; payloads are not negative
     costed …      durations are not negative; every GPU of the device space has a peak, the sum of its parts
@@ -33,6 +33,8 @@ from ir_schema.stages import (
     TemplateNode,
     Unrolled,
 )
+from passes.search.legality import legal
+from passes.verify import verify
 from rpegc.labels import node_labels
 
 
@@ -70,16 +72,17 @@ def _structure(stage: Record) -> Iterator[str]:
 
 
 def _configuration(problem: Problem, plan: Mapping[str, Placement]) -> Iterator[str]:
-    on_gpus = {v.name for v in problem.graph.vertices if v.model is not None}
     if problem.search is not None or problem.plan:
         yield "a configuration's problem still has a search space or a partial plan"
-    for name in sorted(on_gpus ^ plan.keys()):
-        yield f"`{name}` has no placement" if name in on_gpus else f"`{name}` has a placement but no model"
+    yield from (f"{d.code}: {d.message}" for d in verify(problem))
+    vertices = {v.name: v for v in problem.graph.vertices}
+    for name in sorted({v.name for v in vertices.values() if v.model is not None} - plan.keys()):
+        yield f"`{name}` has no placement"
     for name, placement in plan.items():
-        if not placement.allocation.fits(problem.device_space):
-            yield f"the allocation of `{name}` leaves the device space"
-        if placement.allocation.gpus != placement.layout.gpus:
-            yield f"the layout of `{name}` does not fill its allocation"
+        if name not in vertices:
+            yield f"there is a placement for `{name}`, which does not exist"
+            continue
+        yield from (f"`{name}`: {d.message}" for d in legal(problem, vertices[name], placement))
 
 
 def _unrolled(stage: Unrolled) -> Iterator[str]:

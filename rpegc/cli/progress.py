@@ -72,7 +72,7 @@ def watching(console: Console) -> Iterator[SearchWatch]:
 
 
 def improvement(p: Progress) -> str:
-    """One improvement, in words that are the same in every run: `after 120 evaluations: 10450 tokens/s …`."""
+    """One improvement, in words that are the same in every run: `after 120 evaluations: score 10450 …`."""
     return f"after {p.evaluations} evaluations: {best(p)}"
 
 
@@ -84,7 +84,7 @@ def live(p: Progress) -> str:
 
 
 def best(p: Progress) -> str:
-    """The best plan's score and its gain over the starting points."""
+    """The best plan's score [tokens/s at full length] and its gain over the starting points."""
     if not p.best:
         return "no plan fits yet"
     gains = [
@@ -92,4 +92,4 @@ def best(p: Progress) -> str:
         for name, start in (("greedy", p.greedy), ("concurrent", p.concurrent))
         if (gain := p.gain(start)) is not None
     ]
-    return f"{p.best:.5g} tokens/s" + (f" ({', '.join(gains)})" if gains else "")
+    return f"score {p.best:.5g}" + (f" ({', '.join(gains)})" if gains else "")

@@ -90,7 +90,7 @@ def test_verify_each_blames_the_pass(problem: Problem, tmp_path: Path) -> None:
     [found] = caught.value.diagnostics
     assert found.code == "E991"
     assert "`plan` made an unsound `configuration`" in found.message
-    assert any("leaves the device space" in note for note in found.notes)
+    assert any("the layout needs 1 GPUs, the allocation has 729" in note for note in found.notes)
     assert caught.value.reproducer is not None
 
 
