@@ -6,6 +6,7 @@ times steps, the farthest that AdamW can move one.
 
 import json
 import random
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
@@ -14,9 +15,10 @@ import torch
 from safetensors.torch import load_file
 
 from ir_schema.problem import Placement, Problem, Workload
+from rpeg_rt.data.prompts import Prompt
 from rpeg_rt.run import Settings, execute
 from rpeg_rt.verify import verify_file
-from tests.reference.ppo import from_problem
+from tests.reference.ppo import PPO, Step, from_problem
 from tests.rpeg_rt.plans import (
     VERTICES,
     colocated,
@@ -81,14 +83,58 @@ CASES: dict[str, tuple[dict[str, object], dict[str, Placement]]] = {
 }
 
 
+STALE: dict[str, tuple[int, dict[str, Placement]]] = {
+    "one behind, disjoint": (1, DISJOINT),
+    "one behind, on the training allocation": (1, colocated(dp=2) | {"critic_train": place("0-1", tp=2)}),
+    "two behind, mixed": (2, MIXED | {"critic_train": place("2-3", tp=2)}),
+}
+
+
+class StalePPO(PPO):
+    """The plain process, serving with the versions that an asynchronous plan serves with."""
+
+    behind = 0
+
+    def step(self, k: int) -> Step:
+        """A step of the plain process, with old weights where it serves."""
+        history = self.__dict__.setdefault("history", {"actor": [], "critic": []})
+        for key, versions in history.items():
+            versions.append({n: t.detach().clone() for n, t in self.weights[key].items()})
+        self.served = {key: versions[max(0, k - self.behind)] for key, versions in history.items()}
+        return super().step(k)
+
+    def generate(
+        self, prompts: list[Prompt], step: int, seed: int, rollouts: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Responses of the served actor."""
+        newest, self.weights["actor"] = self.weights["actor"], self.served["actor"]
+        try:
+            return super().generate(prompts, step, seed, rollouts)
+        finally:
+            self.weights["actor"] = newest
+
+    def outputs(self, key: str, tokens: torch.Tensor) -> torch.Tensor:
+        """Without gradients it is inference that asks, with the served critic."""
+        if key != "critic" or torch.is_grad_enabled():
+            return super().outputs(key, tokens)
+        newest, self.weights["critic"] = self.weights["critic"], self.served["critic"]
+        try:
+            return super().outputs(key, tokens)
+        finally:
+            self.weights["critic"] = newest
+
+
 @cache
 def reference(
-    workload: Workload, directory: Path
+    workload: Workload, directory: Path, steps: int, behind: int = 0
 ) -> tuple[list[dict[str, float]], dict[str, dict[str, torch.Tensor]]]:
     """Metrics by step and final weights by model of the plain process."""
     made = problem(workload={f: getattr(workload, f) for f in workload.__struct_fields__})
     plain = from_problem(made, directory, verify)
-    metrics = [step.metrics for step in plain.train(STEPS)]
+    if behind:
+        plain = StalePPO(**{f.name: getattr(plain, f.name) for f in fields(plain) if f.init})
+        plain.behind = behind
+    metrics = [step.metrics for step in plain.train(steps)]
     return metrics, {plain.names[k]: w for k, w in plain.weights.items()}
 
 
@@ -109,34 +155,44 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def check(
+    made: Problem, plan: dict[str, Placement], directory: Path, prompts: Path, steps: int, behind: int = 0
+) -> None:
+    """Run `made` under `plan`, verify the trace, and compare figures and weights with the plain process."""
+    path = write_plan(directory, executable(made, plan))
+    trace, metrics = directory / "trace.jsonl", directory / "metrics.jsonl"
+    settings = Settings(steps=steps, trace=trace, metrics=metrics, save=directory)
+    assert execute(path, settings, lambda *_: None).trace_verified
+    assert verify_file(trace, path).violations == []
+
+    expected, weights = reference(unsplit(made), prompts, steps, behind)
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(steps))
+    updates = made.workload.epochs * made.workload.minibatches
+    for line, want in zip(lines, expected, strict=True):
+        got = line["actor_train"] | {"value_loss": line["critic_train"]["value_loss"]}
+        figures = ["reward", "kl_to_reference", "entropy", "response_tokens"]
+        for figure in figures + (["policy_loss", "value_loss"] if updates == 1 else []):
+            assert got[figure] == pytest.approx(want[figure], abs=1e-8), figure
+    assert made.run is not None
+    farthest = made.run.optimizer.learning_rate * steps * updates
+    for model in ("actor", "critic"):
+        saved = load_file(directory / f"{model}.safetensors")
+        assert saved.keys() == weights[model].keys()
+        for tensor, values in saved.items():
+            want_values = weights[model][tensor].detach()
+            assert torch.allclose(values, want_values, rtol=0, atol=1e-4 * farthest), tensor
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_synchronous_run_equals_the_plain_process(name: str, tmp_path: Path, prompts: Path) -> None:
     options, plan = CASES[name]
-    made = problem(**options)  # type: ignore[arg-type]
-    path = write_plan(tmp_path, executable(made, plan))
-    trace, metrics = tmp_path / "trace.jsonl", tmp_path / "metrics.jsonl"
-    outcome = execute(
-        path, Settings(steps=STEPS, trace=trace, metrics=metrics, save=tmp_path), lambda *_: None
-    )
-    assert outcome.trace_verified
-    assert verify_file(trace, path).violations == []
+    check(problem(**options), plan, tmp_path, prompts, STEPS)  # type: ignore[arg-type]
 
-    expected, weights = reference(unsplit(made), prompts)
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(STEPS))
-    for line, want in zip(lines, expected, strict=True):
-        got = line["actor_train"] | {"value_loss": line["critic_train"]["value_loss"]}
-        for figure in ("reward", "kl_to_reference", "entropy", "response_tokens"):
-            assert got[figure] == pytest.approx(want[figure], abs=1e-8)
-        if made.workload.epochs * made.workload.minibatches == 1:
-            for figure in ("policy_loss", "value_loss"):
-                assert got[figure] == pytest.approx(want[figure], abs=1e-8)
-    assert made.run is not None
-    farthest = made.run.optimizer.learning_rate * STEPS * made.workload.epochs * made.workload.minibatches
-    for model in ("actor", "critic"):
-        saved = load_file(tmp_path / f"{model}.safetensors")
-        assert saved.keys() == weights[model].keys()
-        for tensor, values in saved.items():
-            assert torch.allclose(values, weights[model][tensor].detach(), rtol=0, atol=1e-4 * farthest), (
-                tensor
-            )
+
+@pytest.mark.parametrize("name", STALE)
+def test_an_asynchronous_run_equals_the_plain_process_with_its_versions(
+    name: str, tmp_path: Path, prompts: Path
+) -> None:
+    behind, plan = STALE[name]
+    check(problem(staleness=behind), plan, tmp_path, prompts, STEPS + behind, behind)
