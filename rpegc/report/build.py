@@ -31,6 +31,7 @@ from rpegc.report.data import (
 )
 from rpegc.report.lanes import device_ranges, lanes_of
 from rpegc.report.layout import draw
+from rpegc.report.microtasks import fused_pipelines
 
 
 def build(stage: Record) -> Report:
@@ -73,6 +74,7 @@ def build(stage: Record) -> Report:
         operators=tuple(_operator(v, plan.get(v.name), times) for v in problem.graph.vertices),
         operator_times=tuple(times),
         transfers=tuple(_transfers(step)),
+        fused_pipelines=tuple(fused_pipelines(scheduled)),
         nodes=tuple(_bars(scheduled)),
         lanes=tuple(lanes_of(nodes, names, scheduled.makespan_ns)),
         critical_path=tuple(reversed(scheduled.critical_path)),

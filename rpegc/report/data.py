@@ -8,7 +8,7 @@ from typing import Literal
 from ir_schema.base import NodeKind, Record, Role
 from ir_schema.device import DeviceSpace
 from ir_schema.problem import Workload
-from ir_schema.stages import DeviceMemory, Score, SearchReport
+from ir_schema.stages import DeviceMemory, Microtask, Score, SearchReport
 
 Flow = Literal["operator", "data", "weights", "reshard"]
 
@@ -117,6 +117,24 @@ class MemoryRegion(Record, frozen=True, kw_only=True):
     memory: DeviceMemory
 
 
+class TimedMicrotask(Record, frozen=True, kw_only=True):
+    """A microtask of a fused pair, from the start of the composite."""
+
+    task: Microtask
+    start_ns: int
+    finish_ns: int
+
+
+class FusedPipeline(Record, frozen=True, kw_only=True):
+    """How a fused pair of trainings fills its pipeline: microtasks in order, per position."""
+
+    name: str
+    members: tuple[str, str]
+    second_model_reversed: bool
+    makespan_ns: int
+    positions: tuple[tuple[TimedMicrotask, ...], ...]
+
+
 class CriticalShare(Record, frozen=True, kw_only=True):
     """How long the critical path runs through one vertex or one kind of transfer into it."""
 
@@ -186,6 +204,7 @@ class Report(Record, frozen=True, kw_only=True):
     operators: tuple[Operator, ...]
     operator_times: tuple[OperatorTime, ...]
     transfers: tuple[Transfer, ...]
+    fused_pipelines: tuple[FusedPipeline, ...]
     nodes: tuple[Bar, ...]
     lanes: tuple[Lane, ...]
     critical_path: tuple[int, ...]

@@ -32,11 +32,15 @@ function digits(value, count = 4) {
 
 /** Nanoseconds with the unit that leaves four digits at most. */
 function duration(ns) {
+  if (ns === 0) return "0";
   for (const [unit, scale] of [["s", 1e9], ["ms", 1e6], ["µs", 1e3]]) {
     if (Math.abs(ns) >= scale) return `${digits(ns / scale)} ${unit}`;
   }
   return `${digits(ns)} ns`;
 }
+
+/** A moment of the run, exact enough to tell a transfer's start from its end. */
+const moment = (ns) => (ns >= 1e9 ? `${digits(ns / 1e9, 8)} s` : duration(ns));
 
 const seconds = (s) => duration(s * 1e9);
 
@@ -48,7 +52,7 @@ function size(bytes) {
   return `${digits(bytes)} B`;
 }
 
-const percent = (fraction) => `${digits(100 * fraction, 3)} %`;
+const percent = (fraction) => (fraction > 0 && fraction < 1e-4 ? "< 0.01 %" : `${digits(100 * fraction, 3)} %`);
 const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
@@ -68,7 +72,7 @@ const FLOWS = {
 };
 const TIME_PARTS = {
   gemm: ["#3f74c6", "matrix products"],
-  microtasks: ["#3f74c6", "both models' matrix products, interleaved, with what bubbles remain"],
+  microtasks: ["#5a5fb0", "matrix products of both models, interleaved, and what bubbles remain"],
   host: ["#7b7f88", "host function"],
   nongemm: ["#8db4e8", "kernels other than matrix products"],
   bubble: ["#c3c7ce", "pipeline bubble"],

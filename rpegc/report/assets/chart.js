@@ -49,7 +49,7 @@ class Chart {
 
   /** Rows from lanes: one per lane, and one per GPU under a lane that is open. */
   arrange() {
-    const tall = report.lanes.length > 20 ? 24 : report.lanes.length > 8 ? 32 : 40;
+    const tall = Math.max(24, Math.min(58, Math.round(320 / report.lanes.length)));
     this.rows = [];
     let y = 0;
     const add = (row, height) => { this.rows.push({ ...row, y, height }); y += height; };
@@ -79,7 +79,7 @@ class Chart {
 
   /** Where a bar of a row stands: operators in the upper strip, transfers in the lower. */
   strip(row, node) {
-    const low = row.device ? 5 : Math.round(row.height * 0.26);
+    const low = row.device ? 4 : Math.round(row.height * 0.26);
     const upper = row.height - low - 3;
     return node.kind === "Op" ? [row.y + 1, upper] : [row.y + 1 + upper, low];
   }
@@ -219,7 +219,7 @@ class Chart {
     const width = Math.max(b - a - (b - a > 4 ? 1 : 0), node.kind === "Op" ? 1 : 2);
     const shade = (hex) => {
       const tint = mix(hex, this.colors.surface, node.step % 2 && node.kind === "Op" ? 0.26 : 0);
-      return faded ? mix(tint, this.colors.surface, 0.5) : tint;
+      return faded ? mix(tint, this.colors.surface, 0.42) : tint;
     };
     const colors = (node.kind === "Op" ? node.members.map((m) => operatorColors[m]) : [FLOWS[node.flow][0]]).map(shade);
     c.fillStyle = colors[0];
@@ -235,7 +235,7 @@ class Chart {
       c.lineWidth = 2.5;
       c.strokeRect(a, y, width, height);
     }
-    if (node.kind !== "Op" || height < 9) return;
+    if (node.kind !== "Op" || height < 13) return;
     const from = Math.max(0, a), room = Math.min(this.width, b) - from - 8;
     const phase = node.phases > 1 ? `.${node.phase}` : "";
     const text = [`${node.vertex} ${node.step}${phase}`, `${node.step}${phase}`].find((t) => this.textWidth(c, t) <= room);

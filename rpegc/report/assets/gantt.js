@@ -7,7 +7,7 @@ function nodeFacts(node) {
   const parts = Object.entries(node.parts_s).filter(([, s]) => s > 0);
   return [
     ["time", duration(node.finish_ns - node.start_ns)],
-    ["from – to", `${duration(node.start_ns)} – ${duration(node.finish_ns)}`],
+    ["from – to", `${moment(node.start_ns)} – ${moment(node.finish_ns)}`],
     ["step", `${node.step}${node.phases > 1 ? `, phase ${node.phase} of ${node.phases}` : ""}`],
     [node.kind === "Op" ? "runs on" : "reserves", node.gpus ? `${node.allocation}, ${plural(node.gpus, "GPU")}` : "host"],
     node.source_allocation ? ["comes from", node.source_allocation] : null,
@@ -36,7 +36,7 @@ function scheduleSection() {
   const pane = h("div", { class: "body" }, labels, plot);
   const picked = h("div", { class: "picked", "aria-live": "polite" });
   const box = h("div", { class: "gantt" },
-    h("div", { class: "top" }, h("div", { class: "corner" }, h("span", {}, "GPUs (rack.node.gpu)"), h("span", {}, "busy")),
+    h("div", { class: "top" }, h("div", { class: "corner" }, h("span", { title: "rack.node.gpu" }, "GPUs"), h("span", {}, "busy")),
       h("div", {}, head)),
     pane);
 
@@ -90,8 +90,7 @@ function scheduleSection() {
       }
       const links = (name, ids) => ids.length ? h("div", { class: "links" }, h("span", { class: "keys" }, name), ids.map((i) =>
         h("button", { onclick: () => pick(i, true) }, report.nodes[i].label))) : null;
-      picked.replaceChildren(...nodeTip(node), links("waits for", node.predecessors), links("lets go", chart.successors[id])
-        ?? "");
+      picked.replaceChildren(...nodeTip(node), links("waits for", node.predecessors) ?? "", links("needed by", chart.successors[id]) ?? "");
     }
     repaint();
   }

@@ -50,7 +50,7 @@ function graphSection() {
       svg("title", {}, `${e.source} publishes ${e.containers.join(", ")} to ${e.target}`)));
     const delay = sum(e.containers.map(() => report.staleness[operators[e.source].model] ?? 0)) / e.containers.length;
     labels.push(svg("text", { class: "halo", "text-anchor": "middle", x: (x0 + x1) / 2, y: y - 4 },
-      `${e.containers.join(", ")}${delay ? `, ${plural(delay, "step")} later than fresh` : ""}`));
+      `${e.containers.join(", ")}${delay ? `, staleness ${digits(delay)}` : ""}`));
   });
 
   const marker = (id, kind) => svg("marker", { id, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
@@ -72,6 +72,6 @@ function graphSection() {
     h("h2", {}, "Graph of one step"),
     h("p", { class: "lead" }, "Containers flow along solid edges inside a step; dashed edges publish weights to a later step."),
     h("div", { class: "diagram", tabindex: 0, role: "region", "aria-label": "Graph of one step" },
-      svg("svg", { viewBox: `0 0 ${width} ${total}`, width, height: total, role: "img", "aria-label": "Graph of one step" },
+      svg("svg", { viewBox: `0 0 ${width} ${total}`, style: `width:${width}px;max-width:100%;min-width:${Math.min(width, 620)}px`, role: "img", "aria-label": "Graph of one step" },
         svg("defs", {}, marker("arrow", ""), marker("arrow-publication", "publication")), lines, boxes, labels)));
 }

@@ -36,7 +36,7 @@ function header() {
     report.notices.map((n) => h("p", { class: "notice" }, n)),
     h("div", { class: "figures" },
       figure("Step time", step, stepUnit, `${duration(s.makespan_ns)} for ${plural(report.steps, "step")}`),
-      figure("Throughput", digits(s.tokens_per_s, 5), "tokens/s", `score ${digits(s.score_tokens_per_s, 5)}`),
+      figure("Throughput", digits(s.tokens_per_s), "tokens/s", `score ${digits(s.score_tokens_per_s)}`),
       figure("Per GPU", digits(s.tokens_per_s_per_gpu), "tokens/s", `${plural(report.gpus, "GPU")}`),
       figure("Utilisation", digits(100 * s.utilisation, 3), "%", "reserved GPU time", meter(s.utilisation)),
       figure("Operators at once", digits(s.P_eff, 3), "P_eff", "operator time / makespan"),
@@ -46,13 +46,17 @@ function header() {
   ].flat().filter(Boolean);
 }
 
+/** Parts that take time, in the order in which the legend names them. */
+const timeParts = (parts) => Object.keys(TIME_PARTS).concat(Object.keys(parts).filter((n) => !TIME_PARTS[n]))
+  .filter((n) => parts[n] > 0).map((n) => [n, parts[n]]);
+
 /** One bar of pieces `{text, color, amount, tip, kind}` on a scale where `whole` is the full width. */
 function track(pieces, whole, label) {
   return h("div", { class: "track", role: "img", "aria-label": label }, pieces.filter((p) => p.amount > 0).map((p) => {
     const share = (100 * p.amount) / whole;
     const piece = h("div", { class: `piece ${p.kind ?? ""} ${share < 1.2 ? "thin" : ""}`,
       style: `width:${share}%;background-color:${p.color};color:${inkOn(p.color)}${p.stripe ? `;background-image:${stripes([p.color, p.stripe])}` : ""}` },
-      share > 4 ? p.text : "");
+      share > 4 ? h("span", { style: `background:${p.color}` }, p.text) : "");
     return hint(piece, () => p.tip);
   }));
 }
@@ -112,9 +116,9 @@ function planSection() {
 
 function timeSection() {
   const longest = Math.max(1, ...report.operator_times.map((t) => t.time_ns)) / 1e9;
-  const names = new Set(report.operator_times.flatMap((t) => Object.keys(t.parts_s).filter((p) => t.parts_s[p] > 0)));
+  const names = new Set(timeParts(Object.assign({}, ...report.operator_times.map((t) => Object.fromEntries(timeParts(t.parts_s))))).map(([n]) => n));
   const rows = report.operator_times.map((t) => {
-    const parts = Object.entries(t.parts_s).filter(([, s]) => s > 0);
+    const parts = timeParts(t.parts_s);
     const pieces = parts.map(([n, s]) => ({ text: n, color: part(TIME_PARTS, n)[0], amount: s,
       tip: [h("strong", {}, `${t.name}: ${n}`), pairs([["what", part(TIME_PARTS, n)[1]], ["time", seconds(s)], ["share", percent(s / (t.time_ns / 1e9))]])] }));
     return [h("div", { class: "name" }, swatch(...t.members.map((m) => operatorColors[m])), t.name,
@@ -132,8 +136,33 @@ function timeSection() {
     legendOf(TIME_PARTS, names),
     h("div", { class: "bars" }, rows, h("span"), axis(longest, seconds), h("span")),
     h("details", {}, h("summary", {}, "Parts in numbers"), table(numbers[0], numbers[1], { right: numbers[0].map((_, i) => i).slice(1), lead: "Parts in numbers" })),
+    report.fused_pipelines.map(pipelineFigure),
     moved.length ? h("details", {}, h("summary", {}, `Transfers of one step (${sum(report.transfers.map((t) => t.count))})`),
       table(["kind", "what", "from → to", "count", "payload", "latency", "moving", "time"], moved, { right: [3, 4, 5, 6, 7], lead: "Transfers" })) : null);
+}
+
+/** The interleaved microtasks of a fused pair: one row per pipeline position. */
+function pipelineFigure(f) {
+  const [rowHeight, left, width] = [26, 74, 1000];
+  const x = (ns) => left + (ns / f.makespan_ns) * (width - left);
+  const busy = sum(f.positions.flat().map((t) => t.finish_ns - t.start_ns)) / (f.makespan_ns * f.positions.length);
+  const rows = f.positions.map((position, i) => [
+    svg("text", { x: 0, y: i * rowHeight + 17, class: "quiet" }, `position ${i}`),
+    position.map(({ task: [model, stage, microbatch, direction], start_ns, finish_ns }) => {
+      const color = operatorColors[f.members[model]];
+      const fillColor = direction === "F" ? mix(color, "#ffffff", 0.45) : color;
+      const room = x(finish_ns) - x(start_ns);
+      return svg("g", {},
+        svg("title", {}, `${f.members[model]}, stage ${stage}, microbatch ${microbatch}, ${direction === "F" ? "forward" : "recompute and backward"}: ${duration(start_ns)} – ${duration(finish_ns)}`),
+        svg("rect", { x: x(start_ns), y: i * rowHeight + 2, width: Math.max(0.5, room - 0.8), height: rowHeight - 4, fill: fillColor }),
+        room > 16 ? svg("text", { x: x(start_ns) + room / 2, y: i * rowHeight + 17, "text-anchor": "middle", style: `fill:${inkOn(fillColor)};font-size:10px` }, microbatch) : null);
+    })]);
+  return h("details", { open: true }, h("summary", {}, `Pipeline of ${f.name}`),
+    h("p", { class: "lead" }, `Microtasks of both models in ${duration(f.makespan_ns)}, pipeline ${percent(busy)} full; pale: forward, dark: recompute and backward; the number is the microbatch.`,
+      f.second_model_reversed ? ` ${f.members[1]} runs through the positions in reversed order.` : ""),
+    h("div", { class: "legend" }, f.members.map((m) => h("span", {}, swatch(operatorColors[m]), m))),
+    h("div", { class: "diagram" }, svg("svg", { viewBox: `0 0 ${width} ${f.positions.length * rowHeight}`, style: "width:100%;min-width:560px", role: "img",
+      "aria-label": `Pipeline of ${f.name}` }, rows)));
 }
 
 function memorySection() {
@@ -175,14 +204,14 @@ function alternativesSection() {
   const s = report.score;
   const rows = [{ name: "this plan", ...s }, ...report.alternatives];
   const slowest = Math.max(...rows.map((r) => r.step_time_s)) || 1;
-  const change = (r) => (r.name === "this plan" || !s.step_time_s ? "" : `${r.step_time_s >= s.step_time_s ? "+" : "−"}${percent(Math.abs(r.step_time_s / s.step_time_s - 1))}`);
+  const change = (r) => (r.name === "this plan" || !s.step_time_s ? "" : Math.abs(r.step_time_s / s.step_time_s - 1) < 5e-6 ? "same" : `${r.step_time_s >= s.step_time_s ? "+" : "−"}${percent(Math.abs(r.step_time_s / s.step_time_s - 1))}`);
   const body = rows.map((r) => [r.name, track([{ text: "", color: r.name === "this plan" ? "#3f74c6" : "#7b7f88", amount: r.step_time_s,
     tip: [h("strong", {}, r.name), pairs([["step time", seconds(r.step_time_s)]])] }], slowest, `${r.name} ${seconds(r.step_time_s)}`),
-  seconds(r.step_time_s), change(r), digits(r.tokens_per_s, 5), digits(r.gpu_hours_per_step)]);
+  seconds(r.step_time_s), change(r), digits(r.tokens_per_s), digits(r.gpu_hours_per_step)]);
   const found = report.search;
   return h("section", { id: "alternatives" }, h("h2", {}, "What other plans would have cost"),
     report.alternatives.length
-      ? [h("p", { class: "lead" }, "Greedy gives each operator in turn its best placement and layout; concurrent divides the GPUs among operators that can run at the same time. Both are the best of their kind that fits in memory."),
+      ? [h("p", { class: "lead" }, "Greedy gives each operator in turn its best placement and layout; concurrent divides the GPUs among operators that can run at the same time. Each is the best of its kind that fits into memory, over all structures."),
         table(["plan", "step time", "", "", "tokens/s", "GPU-hours per step"], body, { right: [2, 3, 4, 5], lead: "Other plans" })]
       : h("p", { class: "lead" }, found && found.method !== "none" ? "The search kept no other plan that fits." : "This plan was given, not searched: there is nothing to compare it with."),
     found && found.method !== "none" ? [pairs([
@@ -196,7 +225,7 @@ function nodesSection() {
   details.addEventListener("toggle", () => {
     if (details.childElementCount > 1) return;
     details.append(table(["id", "node", "reserves", "start", "finish", "time", "payload", "critical"], report.nodes.map((n) =>
-      [n.id, n.label, n.allocation, duration(n.start_ns), duration(n.finish_ns), duration(n.finish_ns - n.start_ns), n.payload_bytes ? size(n.payload_bytes) : "–", n.critical ? "yes" : ""]),
+      [n.id, n.label, n.allocation, moment(n.start_ns), moment(n.finish_ns), duration(n.finish_ns - n.start_ns), n.payload_bytes ? size(n.payload_bytes) : "–", n.critical ? "yes" : ""]),
     { right: [0, 3, 4, 5, 6], lead: "Nodes" }));
   });
   return h("section", { id: "nodes" }, h("h2", {}, "Nodes"), details);
