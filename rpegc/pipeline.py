@@ -152,12 +152,12 @@ def print_value(value: object) -> str:
     return repr(value)
 
 
-def parse_pipeline(text: str, load: Load = load_pass) -> Pipeline:
-    """Read pipeline text.
+def parse_pipeline(text: str, load: Load | None = None) -> Pipeline:
+    """Read pipeline text; `load` finds a pass by name (default: among the registered ones).
 
     Raises UsageFailure E920 (syntax), E921 (unknown pass), E922 (unknown option) or E923 (bad value).
     """
-    return _Parser(text, load).pipeline()
+    return _Parser(text, load or load_pass).pipeline()
 
 
 def named_pipeline(name: str) -> Pipeline:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from rpegc.cli import foreign_packages
 from rpegc.cli.group import COMMANDS, run
 from rpegc.diagnostics.catalogue import read_catalogue
 from tests.rpegc.conftest import CASES
+from tests.rpegc.fakes import FAKES
 
 ROOT = Path(__file__).parents[2]
 ORIGINAL = CASES / "decided" / "01-ppo-sync-colocated-one-layout.json"
@@ -204,6 +206,35 @@ def test_a_later_stage_is_no_problem(rpegc: Rpegc, case: Path) -> None:
     code, _, err = rpegc("plan.exe.json", "-o", "b.json")
     assert code == 2
     assert "resume from it with `--from plan.exe.json`" in err
+
+
+def test_a_crash_can_be_replayed(rpegc: Rpegc, case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rpegc.pipeline.load_pass", FAKES.__getitem__)
+    text = "tune{steps=3},plan{fault=crash},spread"
+    code, out, err = rpegc(case, "-p", text, "-o", "x.json")
+    assert (code, out) == (70, "")
+    assert "error[E990]: pass `plan` crashed" in err
+    replay = next(line for line in err.splitlines() if "rpegc --from" in line)
+    arguments = shlex.split(replay.strip())[1:]
+    assert arguments[3] == "plan{fault=crash},spread"
+    code, _, again = rpegc(*arguments)
+    assert code == 70
+    assert "RuntimeError: out of luck" in again
+    assert not Path("x.json").exists()
+
+
+def test_a_crash_of_the_front_end_can_be_replayed(
+    rpegc: Rpegc, case: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr("rpegc.cli.compilation.parse_problem", broken)
+    code, _, err = rpegc(case, "-o", "x.json")
+    assert code == 70
+    replay = next(line for line in err.splitlines() if line.strip().startswith("rpegc rpegc-crash-"))
+    assert rpegc(*shlex.split(replay.strip())[1:])[0] == 70
+    assert Path(shlex.split(replay.strip())[1]).read_bytes() == case.read_bytes()
 
 
 def test_a_changed_stage_file_is_refused(rpegc: Rpegc, case: Path, tmp_path: Path) -> None:
