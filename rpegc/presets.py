@@ -229,14 +229,14 @@ def _online(names: Mapping[str, str], verified: bool, as_printed: bool) -> str:
         reads = ", ".join([_weights(model), "Y", *own, "logp_ref", "r", *values])
         body = f"model = {word(model)}, reads = [{reads}], writes = [{_weights(model)}]"
         lines.append(f"op {name} : training {{ {body} }}")
-    lines += [f"data actor_gen -> {name} : Y" for name, _, _ in serving]
+    lines += ["", *(f"data actor_gen -> {name} : Y" for name, _, _ in serving)]
     lines += [f"data {name} -> {train} : {out}" for name, _, out in serving for train, _, _ in training]
-    lines.append(f"publish {training[0][0]} -> actor_gen : {_weights(actor)}")
+    lines.append(f"\npublish {training[0][0]} -> actor_gen : {_weights(actor)}")
     if critic:
         lines.append(f"publish {training[-1][0]} -> critic_inf : {_weights(critic)}")
     frozen = dict.fromkeys([reference, *([] if verified else [reward])])
-    lines.append(f"input {', '.join(['X', *map(_weights, frozen)])}")
-    return _containers(models, actor, sizes, as_printed) + "\n".join(lines)
+    lines.append(f"\ninput {', '.join(['X', *map(_weights, frozen)])}")
+    return _containers(models, actor, sizes, as_printed) + "\n" + "\n".join(lines)
 
 
 def _dpo(names: Mapping[str, str], as_printed: bool) -> str:
@@ -252,9 +252,12 @@ op actor_inf : inference {{ model = {word(actor)}, reads = [{w_actor}, Y], write
 op actor_train : training {{
   model = {word(actor)}, reads = [{w_actor}, Y, logp_actor, logp_ref], writes = [{w_actor}]
 }}
+
 data ref_inf -> actor_train : logp_ref
 data actor_inf -> actor_train : logp_actor
+
 publish actor_train -> actor_inf : {w_actor}
+
 input Y, {w_reference}
 """
     )

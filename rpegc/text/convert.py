@@ -230,6 +230,8 @@ class Converter:
                 raise Rejected
             if value.text in self.names:
                 return self.names[value.text]
+            if not self.names:
+                self.reject("E014", f"expected a number, found {describe(value)}", value.span)
             help = suggestion(value.text, self.names)
             self.reject("E155", f"unknown name `{value.text}` in an expression", value.span, help=help)
         return self.reject("E014", f"expected a number, found {describe(value)}", value.span)

@@ -294,8 +294,9 @@ class _Elaborator(Converter):
     def vertices(self) -> tuple[tuple[Vertex, ...], dict[str, Verifier]]:
         """The vertices in the order of the file, which is their index, and the verifiers of host vertices."""
         verifiers = dict(self.named("verifier", Verifier))
-        unused = {s.words[0].text: s for s in self.unique("verifier")}
+        unused = {s.words[0].text: s for s in self.by_keyword["verifier"]}
         known = list(unused)
+        settled = not self.by_keyword["use"]
         vertices: list[Vertex] = []
         host: dict[str, Verifier] = {}
         for i, statement in enumerate(self.by_keyword["op"]):
@@ -309,6 +310,7 @@ class _Elaborator(Converter):
             if verifier is not None:
                 unused.pop(verifier, None)
                 if verifier not in known:
+                    settled = False
                     help = suggestion(verifier, known) or f"declare it: `{SHAPES['verifier'].example}`"
                     span = self.source_map[f"{path}.verifier"]
                     self.problems.append(finding("E152", f"unknown verifier `{verifier}`", span, help=help))
@@ -320,7 +322,7 @@ class _Elaborator(Converter):
                 vertices.append(self.build(Vertex, values, valid, body, statement.span, what))
             except Rejected:
                 continue
-        for unneeded, statement in unused.items() if not self.by_keyword["use"] else ():
+        for unneeded, statement in unused.items() if settled else ():
             help = f"refer to it in an op, `verifier = {unneeded}`, or in a preset, `reward = {unneeded}`"
             self.problems.append(
                 finding("E153", f"verifier `{unneeded}` is used by no op", statement.span, help=help)

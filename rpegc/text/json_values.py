@@ -20,15 +20,12 @@ def read_json(text: str) -> tree.Value:
     try:
         msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError) as exc:
-        raise DiagnosticError([finding("E010", f"not JSON: {exc}", _place_of(str(exc), data))]) from exc
+        # msgspec: "JSON is malformed: trailing comma in object (byte 27)", or "Input data was truncated"
+        message, _, digits = str(exc).removeprefix("JSON is malformed: ").rstrip(")").partition(" (byte ")
+        at = len(data[: int(digits)].decode(errors="ignore")) if digits.isdigit() else len(text)
+        found = finding("E010", f"not JSON: {message}", Span(start=at, end=at + 1))
+        raise DiagnosticError([found]) from exc
     return _Reader(text).value()
-
-
-def _place_of(message: str, data: bytes) -> Span:
-    """The character at the byte offset that msgspec puts at the end of its messages."""
-    digits = message.rstrip(")").rpartition("byte ")[2]
-    at = len(data[: int(digits)].decode(errors="ignore")) if digits.isdigit() else 0
-    return Span(start=at, end=at + 1)
 
 
 class _Reader:

@@ -10,7 +10,7 @@ from typing import NoReturn, TypeVar
 
 import msgspec
 
-from ir_schema.diagnostics import DiagnosticError, Label, Span
+from ir_schema.diagnostics import Diagnostic, DiagnosticError, Label, Span
 from rpegc.failure import suggestion
 from rpegc.text import tree
 from rpegc.text.findings import finding
@@ -40,9 +40,16 @@ def _complete(source: str, rule: "Callable[[Parser], Parsed]") -> Parsed:
     except _SyntaxFault:
         result = None
     if parser.problems or result is None:
-        problems = sorted(parser.problems, key=lambda d: d.labels[0].span.start if d.labels[0].span else 0)
-        raise DiagnosticError(problems[:MAX_ERRORS])
+        raise DiagnosticError(_worth_telling(parser.problems)[:MAX_ERRORS])
     return result
+
+
+def _worth_telling(problems: list[Diagnostic]) -> list[Diagnostic]:
+    """`problems` in the order of the text. A string that swallowed the rest of its line explains whatever
+    bracket is missing."""
+    swallowed = any(found.code == "E002" for found in problems)
+    told = [found for found in problems if not (swallowed and found.code == "E005")]
+    return sorted(told, key=lambda found: found.labels[0].span.start if found.labels[0].span else 0)
 
 
 class _SyntaxFault(Exception):
@@ -53,6 +60,7 @@ class Parser:
     """State of one parse: the position, the findings, and comments that no item has claimed yet."""
 
     def __init__(self, source: str) -> None:
+        self.source = source
         self.tokens, self.problems = tokenize(source)
         self.at = 0
         self.depth = 0
@@ -81,8 +89,12 @@ class Parser:
         return token
 
     def fail(self, expected: str, help: str = "") -> NoReturn:
-        """Report that something else was expected here."""
+        """Report that something else was expected here, unless a stray character just before explains it."""
         token = self.token
+        before = len(self.source[: token.span.start].rstrip())
+        stray = (label.span for found in self.problems if found.code == "E003" for label in found.labels)
+        if any(span is not None and span.end == before for span in stray):
+            raise _SyntaxFault
         found = "the end of the file" if token.kind == "end" else f"`{token.text}`"
         if token.kind == "string":
             found = "a string"
@@ -97,7 +109,7 @@ class Parser:
 
     def word(self, what: str = "a name") -> tree.Word:
         """Consume a name, bare or quoted."""
-        if self.token.kind not in ("word", "string"):
+        if self.token.kind not in ("word", "string") or self.starts_statement():
             self.fail(what)
         token = self.advance()
         return tree.Word(token.text, span=token.span)
@@ -138,12 +150,14 @@ class Parser:
         start = self.token
         if self.next_is("rpeg"):
             self.advance()
-        if start.text == "rpeg" and self.token.kind == "number" and self.token.text == VERSION:
-            self.advance()
-        else:
+        version = self.token
+        if start.text != "rpeg" or version.kind != "number":
             self.problems.append(finding("E007", f"the file must start with `rpeg {VERSION}`", start.span))
-            if self.token.kind == "number":
-                self.advance()
+        elif version.text != VERSION:
+            message = f"this release reads `rpeg {VERSION}`, not `rpeg {version.text}`"
+            self.problems.append(finding("E007", message, version.span))
+        if version.kind == "number":
+            self.advance()
         header = self.finish(begun, first=True)
         begun = self.begin()
         if not self.next_is("graph"):

@@ -8,7 +8,9 @@ from passes.verify import verify
 from rpegc.frontend import format_text, load
 from rpegc.text.parser import parse
 
-EXAMPLES = sorted(Path("examples").glob("*.rpeg"))
+ROOT = Path(__file__).parents[2]
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.rpeg"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

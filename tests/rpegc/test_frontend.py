@@ -11,8 +11,10 @@ from ir_schema.diagnostics import DiagnosticError
 from ir_schema.envelope import encode_stage, identify
 from rpegc.frontend import Loaded, format_json, format_text, load
 
+ROOT = Path(__file__).parents[2]
+
 HERE = Path()
-CASE = Path("tests/cases/decided/01-ppo-sync-colocated-one-layout.json")
+CASE = ROOT / "tests/cases/decided/01-ppo-sync-colocated-one-layout.json"
 
 TEXT = """rpeg 1
 graph g {

@@ -13,7 +13,9 @@ from rpegc.text import tree
 from rpegc.text.compose import compose
 from rpegc.text.printer import print_file
 
-CASES = Path("tests/cases")
+ROOT = Path(__file__).parents[2]
+
+CASES = ROOT / "tests/cases"
 HERE = Path()
 
 USE = {

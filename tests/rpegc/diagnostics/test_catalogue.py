@@ -5,6 +5,8 @@ from pathlib import Path
 
 from rpegc.diagnostics import CATALOGUE
 
+ROOT = Path(__file__).parents[3]
+
 PACKAGES = ("ir_schema", "calib", "passes", "rpegc", "rpeg_rt")
 RAISED = re.compile(r'"([EW][0-9]{3})"|\[([EW][0-9]{3})\]')
 
@@ -12,7 +14,7 @@ RAISED = re.compile(r'"([EW][0-9]{3})"|\[([EW][0-9]{3})\]')
 def raised_codes() -> set[str]:
     found = set()
     for package in PACKAGES:
-        for path in Path(package).rglob("*.py"):
+        for path in (ROOT / package).rglob("*.py"):
             found |= {a or b for a, b in RAISED.findall(path.read_text(encoding="utf-8"))}
     return found
 

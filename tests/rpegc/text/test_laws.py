@@ -11,16 +11,20 @@ from hypothesis import strategies as st
 from ir_schema.diagnostics import DiagnosticError
 from ir_schema.envelope import pretty
 from ir_schema.problem import Problem
+from passes.verify import verify
 from rpegc.frontend import format_text, load
 from rpegc.text import tree
+from rpegc.text.lexer import tokenize
 from rpegc.text.parser import parse
 from rpegc.text.printer import print_file
 from tests.rpegc.text.strategies import files, typed_problems
 from tests.strategies import problems
 
+ROOT = Path(__file__).parents[3]
+
 HERE = Path()
-CASES = sorted(Path("tests/cases").glob("*/*.json"))
-EXAMPLES = sorted(Path("examples").glob("*.rpeg"))
+CASES = sorted((ROOT / "tests/cases").glob("*/*.json"))
+EXAMPLES = sorted((ROOT / "examples").glob("*.rpeg"))
 
 
 @given(files())
@@ -79,6 +83,43 @@ def test_broken_text_is_diagnosed(data: st.DataObject) -> None:
             span = found.labels[0].span
             assert span is not None
             assert 0 <= span.start <= span.end <= len(broken)
+
+
+POOL = [
+    "{",
+    "}",
+    "[",
+    "]",
+    "=",
+    ",",
+    ":",
+    "->",
+    "-",
+    "0",
+    "3",
+    "1.5",
+    '"x"',
+    "none",
+    "true",
+    "actor",
+    "op",
+    "X",
+]
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_exchanged_words_are_diagnosed(data: st.DataObject) -> None:
+    """With a few tokens exchanged a file gives a problem that can be verified, or findings."""
+    text = data.draw(st.sampled_from(EXAMPLES)).read_text()
+    tokens = tokenize(text)[0][:-1]
+    for at in sorted(
+        data.draw(st.lists(st.integers(0, len(tokens) - 1), min_size=1, max_size=3)), reverse=True
+    ):
+        span = tokens[at].span
+        text = text[: span.start] + data.draw(st.sampled_from(POOL)) + text[span.end :]
+    with contextlib.suppress(DiagnosticError):
+        verify(load(text.encode(), "exchanged", ROOT / "examples").problem)
 
 
 @given(st.text(max_size=60))

@@ -26,7 +26,7 @@ def in_graph(body: str) -> str:
     ("source", "expected"),
     [
         ("", [("E007", ""), ("E004", "")]),
-        ("rpeg 2\ngraph g {}", [("E007", "rpeg")]),
+        ("rpeg 2\ngraph g {}", [("E007", "2")]),
         ("graph g {}", [("E007", "graph")]),
         ("rpeg 1\ngraph g {} graph h {}", [("E004", "graph")]),
         ("rpeg 1\ngraph g {", [("E005", "{")]),
