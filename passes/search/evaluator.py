@@ -22,7 +22,7 @@ from passes.cost.base import nanoseconds
 from passes.lower import lower, published_bytes
 from passes.schedule import is_generation_phase, memory_limit, memory_penalty, raw_score, topological
 from passes.search.masks import gpu_mask
-from passes.search.skeleton import Run, Skeleton, critical_path, list_schedule
+from passes.search.skeleton import OP_BIT, Run, Skeleton, critical_path, list_schedule
 from passes.structure import Plan
 from passes.unroll import unroll
 
@@ -187,6 +187,10 @@ class Evaluator:
                 successors[p].append(n.id)
         hold = not self.problem.options.as_printed
         held = [hold and is_generation_phase(n, self.analysis) for n in nodes]
+        static = sorted(nodes, key=lambda n: (n.vertex_index, n.step, n.id))
+        ties = [0] * len(nodes)
+        for i, n in enumerate(static):
+            ties[n.id] = i + (OP_BIT if n.kind == "Op" else 0)
         return Skeleton(
             kinds=tuple(representatives),
             kind_of=kind_of,
@@ -199,7 +203,7 @@ class Evaluator:
             head=head,
             opens=[h and n.phase == 1 for h, n in zip(held, nodes, strict=True)],
             closes=[h and n.phase == n.phases for h, n in zip(held, nodes, strict=True)],
-            ties=[(n.vertex_index, n.step, n.id) for n in nodes],
+            ties=ties,
         )
 
     def _nodes(self, skeleton: Skeleton, plan: Plan) -> list[Node]:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from ir_schema.stages import Node
 
+RANK_SHIFT = 24
+OP_BIT = 1 << 96
+
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
@@ -17,8 +20,8 @@ class Skeleton:
     Nodes of equal duration share a kind: `kinds[kind_of[x]]` represents node x. `place[x]` is the vertex
     (by number) whose allocation x reserves, -1 for none. `chain[x]` numbers (vertex, step) of an Op;
     `head[x]` is the first phase of x's split generation (x itself otherwise), `opens[x]` and `closes[x]`
-    say whether placing x begins and ends a generation's hold on its GPUs. `ties` orders nodes as far as
-    the plan does not matter.
+    say whether placing x begins and ends a generation's hold on its GPUs. `ties[x]` breaks ties between
+    equal starts, less `rank << RANK_SHIFT`: transfers before Ops, larger rank, vertex, step, insertion.
     """
 
     kinds: tuple[Node, ...]
@@ -32,7 +35,7 @@ class Skeleton:
     head: list[int]
     opens: list[bool]
     closes: list[bool]
-    ties: list[tuple[int, int, int]]
+    ties: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +59,8 @@ def list_schedule(
     successors, is_op, chain = skeleton.successors, skeleton.is_op, skeleton.chain
     rank = [0] * count
     for x in skeleton.backwards:
-        longest = 0
-        for v in successors[x]:
-            longest = max(longest, rank[v])
-        rank[x] = duration[x] + longest
-    head, ties = skeleton.head, skeleton.ties
-    keys = [(is_op[x], -rank[head[x]], *ties[x]) for x in range(count)]
-    priority = [0] * count
-    for i, x in enumerate(sorted(range(count), key=keys.__getitem__)):
-        priority[x] = i
+        rank[x] = duration[x] + max(map(rank.__getitem__, successors[x]), default=0)
+    priority = [t - (rank[h] << RANK_SHIFT) for t, h in zip(skeleton.ties, skeleton.head, strict=True)]
     resource = [groups[p] if p >= 0 else -1 for p in skeleton.place]
     available = [0] * len(conflicts)
     held = [0] * len(conflicts)
@@ -91,14 +87,16 @@ def list_schedule(
         g = resource[best]
         if g >= 0:
             for h in conflicts[g]:
-                available[h] = max(available[h], end)
+                if available[h] < end:  # noqa: PLR1730 - calling max costs more than all the rest
+                    available[h] = end
             if skeleton.opens[best] != skeleton.closes[best]:
                 change = 1 if skeleton.opens[best] else -1
                 (active.add if change > 0 else active.discard)(chain[best])
                 for h in conflicts[g]:
                     held[h] += change
         for v in successors[best]:
-            earliest[v] = max(earliest[v], end)
+            if earliest[v] < end:  # noqa: PLR1730
+                earliest[v] = end
             missing[v] -= 1
             if not missing[v]:
                 ready.append(v)
