@@ -173,7 +173,7 @@ def _headline(before: Record, after: Record) -> Iterator[str]:
         if a.get(name) != b.get(name):
             old, new = (placement_text(p[name]) if name in p else "nowhere" for p in (a, b))
             yield f"{name}: {old} => {new}"
-    if (p := _score(before)) and (q := _score(after)):
+    if (p := _score(before)) and (q := _score(after)) and p.step_time_s != q.step_time_s:
         times = (p.step_time_s, q.step_time_s)
         yield f"step time: {duration(times[0])} => {duration(times[1])} {change(*times)}".rstrip()
     if isinstance(before, Scheduled) and isinstance(after, Scheduled):

@@ -69,10 +69,13 @@ class Console:
         if self.verbose:
             self.say(text)
 
-    def report(self, diagnostics: Sequence[Diagnostic], source: Source | None = None) -> None:
-        """Show findings; under -q only errors."""
+    def report(self, diagnostics: Sequence[Diagnostic]) -> None:
+        """Show findings about the input; under -q only errors."""
+        self._show(diagnostics, self.source)
+
+    def _show(self, diagnostics: Sequence[Diagnostic], source: Source | None) -> None:
         shown = [d for d in diagnostics if d.severity == "error" or not self.quiet]
-        text = render(shown, source or self.source, self.message_format, self.colored)
+        text = render(shown, source, self.message_format, self.colored)
         print(text, end="", file=sys.stderr, flush=True)
 
     def failed(self, exc: BaseException) -> tuple[int, tuple[Diagnostic, ...]]:
@@ -80,7 +83,7 @@ class Console:
         match exc:
             case UsageFailure():
                 at = Source(exc.source_name, exc.source_text) if exc.source_name else None
-                self.report(exc.diagnostics, at)
+                self._show(exc.diagnostics, at)
                 return EXIT_USAGE, exc.diagnostics
             case InternalFailure():
                 self.report(exc.diagnostics)
