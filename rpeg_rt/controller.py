@@ -109,7 +109,7 @@ class Controller:
                 software=software_versions(),
             )
         )
-        code, message = ExitCode.DONE, ""
+        code, message = ExitCode.WORKER_LOST, "the controller failed"
         try:
             with on_interrupt(self._interrupt):
                 self.host = host(self._on_verified)
@@ -122,20 +122,23 @@ class Controller:
                 self._evaluate()
                 if self.save is not None:
                     self._save_weights(self.save)
+            code, message = ExitCode.DONE, ""
         except RunError as exc:
             code, message = exc.code, str(exc)
             raise
         finally:
-            self.trace.write(
-                Footer(
-                    time_ns=self._now(),
-                    exit_code=int(code),
-                    message=message,
-                    dispatched=self._dispatched,
-                    completed=self.dispatcher.completed,
+            try:
+                self.trace.write(
+                    Footer(
+                        time_ns=self._now(),
+                        exit_code=int(code),
+                        message=message,
+                        dispatched=self._dispatched,
+                        completed=self.dispatcher.completed,
+                    )
                 )
-            )
-            self.fleet.close()
+            finally:
+                self.fleet.close()
 
     # The run ---------------------------------------------------------------------------------------------
 

@@ -132,15 +132,10 @@ class Dispatcher:
                 self._held.pop(device, None)
         for node, distance in self._successors[x.node]:
             y = Instance(node, x.step + distance)
-            if not self.exists(*y):
+            if not self.exists(*y) or x not in self.predecessors(y):
                 continue
             if y not in self._remaining:
-                count = sum(1 for _ in self.predecessors(y))
-                if x not in self.predecessors(y):
-                    continue
-                self._remaining[y] = count
-            elif x not in self.predecessors(y):
-                continue
+                self._remaining[y] = sum(1 for _ in self.predecessors(y))
             self._remaining[y] -= 1
             if self._remaining[y] == 0:
                 del self._remaining[y]

@@ -92,11 +92,6 @@ class Fleet:
             end.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ, "woken")
 
-    @property
-    def wake_descriptor(self) -> int:
-        """A descriptor to which a byte may be written to wake `events` (for signals)."""
-        return self._wake.fileno()
-
     def wake(self) -> None:
         """Make `events` return; callable from any thread."""
         with suppress(BlockingIOError):

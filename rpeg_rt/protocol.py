@@ -76,8 +76,6 @@ class Start(Message, frozen=True, tag=True, array_like=True):
 class Ready(Message, frozen=True, tag=True, array_like=True):
     """Worker to controller: models are built and loaded."""
 
-    memory_bytes: int
-
 
 class Command(Message, frozen=True, tag=True, array_like=True):
     """Controller to worker: carry out template node `node` at `step`. `rows` come from the host."""

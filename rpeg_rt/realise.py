@@ -115,10 +115,6 @@ class Realisation:
         """R(x) by template node: the devices whose workers take part."""
         return {i: frozenset(self.devices[r] for r in b.ranks) for i, b in self.bound.items()}
 
-    def phases_of(self, vertex: str) -> list[int]:
-        """Template ids of a vertex's Ops by phase."""
-        return self._phases[vertex]
-
     def layouts(self) -> list[tuple[tuple[int, ...], Layout]]:
         """Distinct (ranks, layout) pairs in vertex order: process groups are created in this order."""
         places = [(self.ranks(p.allocation), p.layout) for v in self.vertices if (p := self.plan.get(v))]

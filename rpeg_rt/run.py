@@ -60,7 +60,10 @@ def execute(path: Path, settings: Settings, progress: Callable[[StepReport, int]
             reports.append(report)
             if metrics is not None:
                 line = {"step": report.step, "time_s": report.finished_ns / 1e9, **report.metrics}
-                metrics.write(json.dumps(line) + "\n")
+                try:
+                    metrics.write(json.dumps(line) + "\n")
+                except OSError as exc:
+                    raise FileError(f"cannot write the metrics: {exc.strerror}") from exc
             progress(report, steps)
 
         controller = Controller(

@@ -12,8 +12,8 @@ import hashlib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -116,18 +116,22 @@ class TraceWriter:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._file: BinaryIO = path.open("wb")
+            self._file: FileIO = path.open("wb", buffering=0)
         except OSError as exc:
             raise FileError(f"cannot write the trace {path}: {exc.strerror}") from exc
         self.path = path
         self._chain = hashlib.sha256()
 
     def write(self, event: Event) -> None:
-        """Append one line."""
+        """Append one line. Raises FileError."""
         body = _encoder.encode(event)[:-1]
         self._chain.update(body)
-        self._file.write(body + _CHAIN + self._chain.hexdigest().encode() + _END)
-        self._file.flush()
+        line = memoryview(body + _CHAIN + self._chain.hexdigest().encode() + _END)
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as exc:
+            raise FileError(f"cannot write the trace {self.path}: {exc.strerror}") from exc
 
     def close(self) -> None:
         """Close the file."""

@@ -291,14 +291,6 @@ def _failure(command: Command | None, exc: BaseException) -> Failed:
     return Failed(node, step, kind, text, traceback.format_exc())
 
 
-def _resident_bytes() -> int:
-    """Resident memory of this process (0 where the system does not tell)."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
 def main(rank: int, address: tuple[str, int], secret: str) -> int:
     """Serve commands until the controller says stop or goes away; the process's exit code."""
     torch.set_num_threads(1)
@@ -312,7 +304,7 @@ def main(rank: int, address: tuple[str, int], secret: str) -> int:
             if not isinstance(start, Start):
                 return 1
             worker = Worker(rank, start)
-            channel.send(Ready(_resident_bytes()))
+            channel.send(Ready())
             while True:
                 frame = channel.receive()
                 if frame is None or isinstance(frame, Stop):
