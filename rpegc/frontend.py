@@ -21,11 +21,12 @@ from rpegc import presets
 from rpegc.diagnostics.source import Source
 from rpegc.text.compose import compose
 from rpegc.text.convert import Converter, Rejected
-from rpegc.text.elaborate import Resolver, elaborate, final_options
+from rpegc.text.elaborate import elaborate
 from rpegc.text.findings import finding
 from rpegc.text.json_values import read_json
 from rpegc.text.parser import parse
 from rpegc.text.printer import print_file
+from rpegc.text.sections import Resolver, final_options
 from rpegc.text.tree import Block, File
 
 LEGEND = "fields"

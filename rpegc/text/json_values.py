@@ -4,9 +4,9 @@ import msgspec
 
 from ir_schema.diagnostics import DiagnosticError, Span
 from rpegc.text import tree
+from rpegc.text.blocks import MAX_DEPTH
 from rpegc.text.findings import finding
 from rpegc.text.lexer import Token, tokenize
-from rpegc.text.parser import MAX_DEPTH
 
 _WORDS = {"null": "none", "true": "true", "false": "false"}
 

@@ -3,7 +3,8 @@
 import pytest
 
 from ir_schema.diagnostics import DiagnosticError
-from rpegc.text.parser import MAX_DEPTH, parse
+from rpegc.text.blocks import MAX_DEPTH
+from rpegc.text.parser import parse
 
 
 def errors(source: str) -> list[tuple[str, str]]:
