@@ -79,7 +79,7 @@ class Fleet:
         self.count = count
         self._directory = tempfile.TemporaryDirectory(prefix="rpeg-rt-", ignore_cleanup_errors=True)
         self.directory = Path(self._directory.name)
-        self._secret = secrets.token_hex(32)
+        self.secret = secrets.token_hex(32)
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, _Peer] = {}
         self.pids: dict[int, int] = {}
@@ -97,11 +97,22 @@ class Fleet:
         with suppress(BlockingIOError):
             self._wake.send(b"\0")
 
-    def start(self) -> None:
-        """Start the workers; they appear as `Received(rank, Hello)`."""
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where workers connect to."""
+        assert self._listener is not None
+        host, port = self._listener.getsockname()
+        return host, port
+
+    def listen(self) -> None:
+        """Wait for workers on loopback; those who know the secret appear as `Received(rank, Hello)`."""
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=self.count)
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, "listener")
+
+    def start(self) -> None:
+        """Start the workers."""
+        self.listen()
         root = str(Path(rpeg_rt.__file__).resolve().parent.parent)
         inherited = os.environ.get("PYTHONPATH")
         environment = os.environ | {
@@ -120,8 +131,8 @@ class Fleet:
         assert self._spawner.stdin is not None
         assert self._spawner.stdout is not None
         config = {
-            "address": self._listener.getsockname(),
-            "secret": self._secret,
+            "address": self.address,
+            "secret": self.secret,
             "workers": self.count,
             "logs": str(self.directory),
         }
@@ -243,7 +254,7 @@ class Fleet:
 
     def _admit(self, peer: _Peer, frame: Frame) -> bool:
         """Whether a connection's first frame makes it worker `frame.rank`."""
-        if not authentic(frame, self._secret):
+        if not authentic(frame, self.secret):
             return False
         assert isinstance(frame, Hello)
         if frame.rank in self._peers or not 0 <= frame.rank < self.count:
