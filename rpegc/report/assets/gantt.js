@@ -69,10 +69,10 @@ function scheduleSection() {
         },
       }, open ? "−" : "+");
       const buttons = report.lanes.flatMap((l, i) => (l.devices.length > 1 ? [i] : []));
-      return h("div", { class: "lane", style, title: `${row.lane.label} (${plural(row.lane.devices.length, "GPU")})` },
+      return h("div", { class: "lane", style, title: row.lane.devices.length ? `${row.lane.label} (${plural(row.lane.devices.length, "GPU")})` : "the host" },
         toggle, h("span", { class: "where" }, row.lane.label),
         many ? h("span", { class: "count" }, `×${row.lane.devices.length}`) : null,
-        h("span", { class: "busy" }, `${Math.round(100 * row.lane.busy)} %`));
+        row.lane.devices.length ? h("span", { class: "busy" }, `${Math.round(100 * row.lane.busy)} %`) : null);
     }));
     repaint();
   }
