@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 
 from rpegc.diagnostics import CATALOGUE
+from rpegc.text.grammar import SHAPES
+from rpegc.text.parser import parse_statements
 
 ROOT = Path(__file__).parents[3]
 
@@ -30,3 +32,22 @@ def test_every_entry_explains_and_helps() -> None:
         assert entry.title
         assert entry.why
         assert entry.fix
+
+
+def statements_in(text: str) -> bool:
+    """Whether an example of the catalogue is statements of the language rather than prose or a command."""
+    words = text.split()
+    return words[0] in SHAPES and (len(words) > 1 and (words[1][0] in '"{' or set("{:>") & set(text)))
+
+
+def test_what_the_catalogue_advises_can_be_parsed() -> None:
+    advised = [entry.fix.strip("\n") for entry in CATALOGUE.values() if statements_in(entry.fix)]
+    assert len(advised) > 30
+    for fix in advised:
+        assert parse_statements(fix)
+
+
+def test_examples_of_statements_can_be_parsed() -> None:
+    for keyword, shape in SHAPES.items():
+        (statement,) = parse_statements(shape.example)
+        assert statement.keyword == keyword
