@@ -83,7 +83,8 @@ def _unsupported_models(realisation: Realisation) -> list[str]:
     for name, v in realisation.vertices.items():
         if v.model is not None:
             layout = realisation.plan[name].layout
-            for reason in unsupported(realisation.problem.models[v.model], layout):
+            spec = realisation.problem.models[v.model]
+            for reason in unsupported(spec, layout, realisation.problem.workload):
                 found[f"vertex `{name}`, model `{v.model}`: {reason}"] = None
     return list(found)
 

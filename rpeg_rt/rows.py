@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ir_schema.problem import Layout, Workload
+from rpeg_rt.engine.sharding import position_of
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -107,9 +108,8 @@ def phase_count(workload: Workload, replicas: int, phase: int) -> int:
 
 
 def replica_ranks(ranks: Sequence[int], layout: Layout, replica: int) -> tuple[int, ...]:
-    """The workers of one data-parallel replica: rank order is tensor fastest, then data, then pipeline."""
-    tensor, data = layout.tensor_parallel, layout.data_parallel
-    return tuple(r for i, r in enumerate(ranks) if i // tensor % data == replica)
+    """The workers of one data-parallel replica."""
+    return tuple(r for i, r in enumerate(ranks) if position_of(i, layout).data == replica)
 
 
 def needs_of(rows: Ranges, workload: Workload, ranks: Sequence[int], layout: Layout) -> dict[int, Ranges]:

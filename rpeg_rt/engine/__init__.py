@@ -4,7 +4,7 @@
 This package's own namespace holds only what needs neither torch nor Megatron, so that a controller or
 a preflight check can ask what is supported, which rank holds what and which fragments have to move:
 
-    unsupported(spec, layout)             what the engine cannot execute, as sentences
+    unsupported(spec, layout, workload)   what the engine cannot execute, as sentences
     canonical_shapes(spec)                names and full shapes of a model's tensors
     shard_map(spec, layout, position)     what one rank of a layout holds
     route(spec, source, destination)      the fragments that carry weights between two layouts
@@ -21,7 +21,7 @@ Invariants:
 
 from rpeg_rt.engine.architecture import UnsupportedModelError, canonical_shapes, unsupported
 from rpeg_rt.engine.routing import Fragment, route
-from rpeg_rt.engine.sharding import Position, ShardSpec, position_of, shard_map
+from rpeg_rt.engine.sharding import Position, ShardSpec, position_of, reverse_stages, shard_map
 
 __all__ = [
     "Fragment",
@@ -30,6 +30,7 @@ __all__ = [
     "UnsupportedModelError",
     "canonical_shapes",
     "position_of",
+    "reverse_stages",
     "route",
     "shard_map",
     "unsupported",

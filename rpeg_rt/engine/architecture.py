@@ -5,7 +5,7 @@ Llama, Qwen2 and Qwen3 checkpoints; a scalar head is `value_head.weight` [1, hid
 """
 
 from ir_schema.model import ModelSpec
-from ir_schema.problem import Layout
+from ir_schema.problem import Layout, Workload
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 ROPE_SCALINGS = frozenset({"linear", "llama3"})
@@ -19,9 +19,14 @@ class UnsupportedModelError(Exception):
         super().__init__("; ".join(reasons))
 
 
-def unsupported(spec: ModelSpec, layout: Layout) -> list[str]:
-    """What of `spec` in `layout` the engine cannot execute, one sentence each; empty when all of it runs."""
-    return _unsupported_architecture(spec) + _unsupported_layout(spec, layout)
+def unsupported(spec: ModelSpec, layout: Layout, workload: Workload) -> list[str]:
+    """What of `spec` in `layout` on sequences of `workload` the engine cannot execute, one sentence each;
+    empty when all of it runs."""
+    return (
+        _unsupported_architecture(spec)
+        + _unsupported_layout(spec, layout)
+        + _unsupported_lengths(spec, workload)
+    )
 
 
 def _unsupported_architecture(spec: ModelSpec) -> list[str]:
@@ -75,9 +80,13 @@ def _unsupported_layout(spec: ModelSpec, layout: Layout) -> list[str]:
     return found
 
 
-def padded_vocabulary(spec: ModelSpec, tensor_parallel: int) -> int:
-    """V rounded up to a multiple of the tensor-parallel degree: rows of the embedding actually stored."""
-    return -(-spec.vocabulary // tensor_parallel) * tensor_parallel
+def _unsupported_lengths(spec: ModelSpec, workload: Workload) -> list[str]:
+    if 0 < spec.max_positions < workload.total_length:
+        return [
+            f"sequences of up to {workload.prompt_length} + {workload.response_length} tokens are longer "
+            f"than the {spec.max_positions} positions that the model knows"
+        ]
+    return []
 
 
 def canonical_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

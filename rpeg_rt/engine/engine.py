@@ -65,7 +65,7 @@ class Engine:
         copies: int = 1,
     ) -> None:
         """Raises `UnsupportedModelError` for what `rpeg_rt.engine.unsupported` lists."""
-        reasons = unsupported(spec, groups.layout)
+        reasons = unsupported(spec, groups.layout, workload)
         if reasons:
             raise UnsupportedModelError(reasons)
         if trainable is not None and copies != 1:

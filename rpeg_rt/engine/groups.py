@@ -55,13 +55,7 @@ class LayoutGroups:
 
     def stage_rank(self, stage: int) -> int:
         """Global rank of another pipeline stage of this rank's replica and tensor index."""
-        grid = self._grid
-        return int(grid[stage, self.place.data, self.place.tensor])
-
-    @property
-    def _grid(self) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        shape = self.layout.pipeline_parallel, self.layout.data_parallel, self.layout.tensor_parallel
-        return np.asarray(self.ranks).reshape(shape)
+        return int(_grid(self.ranks, self.layout)[self.place.data, stage, self.place.tensor])
 
 
 def make_layout(ranks: Sequence[int], layout: Layout) -> LayoutGroups:
@@ -78,20 +72,28 @@ def make_layout(ranks: Sequence[int], layout: Layout) -> LayoutGroups:
     return _layouts[key]
 
 
+def _grid(ranks: Sequence[int], layout: Layout) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """Ranks by (data, pipeline, tensor) index."""
+    grid = np.empty((layout.data_parallel, layout.pipeline_parallel, layout.tensor_parallel), dtype=np.int64)
+    for i, rank in enumerate(ranks):
+        grid[position_of(i, layout)] = rank
+    return grid
+
+
 def _make(ranks: tuple[int, ...], layout: Layout) -> LayoutGroups:
-    pipeline, data, tensor = layout.pipeline_parallel, layout.data_parallel, layout.tensor_parallel
-    grid = np.asarray(ranks).reshape(pipeline, data, tensor)
+    grid = _grid(ranks, layout)
+    data, pipeline, tensor = grid.shape
     cuts = {
         "tp": grid.reshape(-1, tensor),
-        "pp": grid.reshape(pipeline, -1).T,
-        "dp": grid.transpose(0, 2, 1).reshape(-1, data),
-        "mp": grid.transpose(1, 0, 2).reshape(data, -1),
-        "tp_dp": grid.reshape(pipeline, -1),
+        "pp": grid.transpose(0, 2, 1).reshape(-1, pipeline),
+        "dp": grid.transpose(1, 2, 0).reshape(-1, data),
+        "mp": grid.reshape(data, -1),
+        "tp_dp": grid.transpose(1, 0, 2).reshape(pipeline, -1),
         "all": grid.reshape(1, -1),
         "self": grid.reshape(-1, 1),
     }
     if pipeline > 1:
-        cuts["embd"] = grid[[0, -1]].reshape(2, -1).T
+        cuts["embd"] = grid[:, [0, -1]].transpose(0, 2, 1).reshape(-1, 2)
     mine = {name: _own_group(rows.tolist()) for name, rows in cuts.items()}
     if dist.get_rank() not in ranks:
         return LayoutGroups(ranks, layout, None, None)

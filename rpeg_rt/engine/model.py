@@ -13,8 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from ir_schema.model import ModelSpec
-from rpeg_rt.engine.architecture import padded_vocabulary
+from ir_schema.model import ModelSpec, padded_vocabulary
 from rpeg_rt.engine.groups import LayoutGroups
 from rpeg_rt.engine.shim import (
     ColumnParallelLinear,
@@ -145,7 +144,7 @@ class Model(MegatronModule):  # type: ignore[misc]
         self.pre_process, self.post_process = groups.is_first_stage, groups.is_last_stage
         self.share_embeddings_and_output_weights = spec.has_lm_head and spec.tied_embeddings
         tensor = groups.layout.tensor_parallel
-        vocabulary = padded_vocabulary(spec, tensor)
+        vocabulary = padded_vocabulary(spec.vocabulary, tensor)
         tp = groups.collection.tp
         if self.pre_process:
             self.embedding = VocabParallelEmbedding(

@@ -1,17 +1,19 @@
 """Which slices of which canonical tensors a rank of a layout holds.
 
 Pure: the same map tells the engine where its parameters come from and both sides of a transfer what to
-move. A rank's position in a layout follows Megatron's order: tensor fastest, then data, then pipeline.
+move. A rank's position in a layout is that of the cost model: tensor index fastest, then pipeline stage,
+then replica, so that a replica's ranks are neighbours (`04-search`, P6 and P8).
 
 Invariant: two shards of one canonical tensor, of whatever ranks of one layout, are equal or disjoint,
 and the distinct ones cover the tensor.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from ir_schema.model import ModelSpec
+from ir_schema.model import ModelSpec, padded_vocabulary
 from ir_schema.problem import Layout
-from rpeg_rt.engine.architecture import canonical_shapes, padded_vocabulary
+from rpeg_rt.engine.architecture import canonical_shapes
 
 Slices = tuple[slice, ...]
 
@@ -46,8 +48,20 @@ class ShardSpec(NamedTuple):
 
 def position_of(index: int, layout: Layout) -> Position:
     """Coordinates of the `index`-th rank of a layout's rank list."""
-    tensor, data = layout.tensor_parallel, layout.data_parallel
-    return Position(data=index // tensor % data, pipeline=index // (tensor * data), tensor=index % tensor)
+    stage, tensor = divmod(index, layout.tensor_parallel)
+    data, pipeline = divmod(stage, layout.pipeline_parallel)
+    return Position(data, pipeline, tensor)
+
+
+def reverse_stages(ranks: Sequence[int], layout: Layout) -> tuple[int, ...]:
+    """The ranks of a layout reordered so that its stage s lies where stage P_p - 1 - s lay."""
+    tensor, replica = layout.tensor_parallel, layout.tensor_parallel * layout.pipeline_parallel
+    return tuple(
+        rank
+        for first in range(0, len(ranks), replica)
+        for stage in range(first + replica - tensor, first - 1, -tensor)
+        for rank in ranks[stage : stage + tensor]
+    )
 
 
 def shard_map(spec: ModelSpec, layout: Layout, position: Position) -> list[ShardSpec]:
@@ -112,7 +126,7 @@ class _ShardMap:
         self._add(name, axis, self.rank * size, (self.rank + 1) * size, parameter, start)
 
     def _vocabulary(self, name: str, parameter: str) -> None:
-        rows = padded_vocabulary(self.spec, self.degree) // self.degree
+        rows = padded_vocabulary(self.spec.vocabulary, self.degree) // self.degree
         begin, end = self.rank * rows, min((self.rank + 1) * rows, self.spec.vocabulary)
         if begin < end:
             self._add(name, 0, begin, end, parameter, 0)

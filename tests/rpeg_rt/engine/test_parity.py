@@ -7,14 +7,16 @@ import torch
 
 from ir_schema.problem import Optimizer
 from rpeg_rt.algorithms.batch import TrainBatch
-from rpeg_rt.engine import canonical_shapes, unsupported
+from rpeg_rt.engine import canonical_shapes, position_of, unsupported
 from tests.reference import model as plain
 from tests.rpeg_rt.engine import harness
 from tests.rpeg_rt.engine.harness import WORKLOAD, layout
 
 MODELS = {
-    "llama, padded vocabulary": harness.spec(vocabulary=13),
-    "qwen2, tied": harness.spec(vocabulary=12, qkv_bias=True, tied_embeddings=True, kv_heads=4),
+    "llama, one shard partly padded": harness.spec(vocabulary=140),
+    "qwen2, tied, padded only over four ranks": harness.spec(
+        vocabulary=256, qkv_bias=True, tied_embeddings=True, kv_heads=4
+    ),
     "qwen3, one kv head": harness.spec(vocabulary=13, qk_norm=True, head_dim=6, kv_heads=1),
     "shared actor-critic, tied": harness.spec(vocabulary=13, head="both", tied_embeddings=True),
     "value model": harness.spec(vocabulary=13, head="scalar"),
@@ -31,13 +33,15 @@ LAYOUTS = [
     layout(1, 1, 4),
     layout(1, 4, 1),
 ]
-EOS = 5
 
 
 def layouts(name: str):
     """The layouts that the model can be cut into; the first is a single process."""
-    return [shape for shape in LAYOUTS if not unsupported(MODELS[name], shape)]
+    return [shape for shape in LAYOUTS if not unsupported(MODELS[name], shape, WORKLOAD)]
 
+
+EOS = {140: 135, 256: 176}
+"""Ends of sequences by vocabulary, chosen so that they are sampled; else 5."""
 
 LENGTH = WORKLOAD.prompt_length
 OPTIMIZER = Optimizer(learning_rate=1e-2, warmup_steps=2, max_gradient_norm=0.5, weight_decay=0.1)
@@ -48,18 +52,23 @@ def block(rows: torch.Tensor, groups) -> torch.Tensor:
     return rows.chunk(groups.layout.data_parallel)[groups.place.data]
 
 
-def responses() -> torch.Tensor:
+def prompts_of(spec) -> torch.Tensor:
+    rows = harness.prompts()
+    return torch.where(rows < 0, rows, rows * 37 % spec.vocabulary)
+
+
+def responses(spec) -> torch.Tensor:
     """Sequences with responses of all lengths, for models that cannot generate."""
     generator = torch.Generator().manual_seed(5)
-    prompts = harness.prompts().clamp(max=8).repeat_interleave(WORKLOAD.rollouts, 0)
+    prompts = prompts_of(spec).repeat_interleave(WORKLOAD.rollouts, 0)
     shape = (len(prompts), WORKLOAD.response_length)
-    drawn = torch.randint(0, 9, shape, generator=generator, dtype=torch.int32)
+    drawn = torch.randint(0, spec.vocabulary, shape, generator=generator, dtype=torch.int32)
     ends = 1 + torch.arange(len(prompts)) % WORKLOAD.response_length
     return torch.cat([prompts, drawn.masked_fill(torch.arange(shape[1]) >= ends[:, None], -1)], 1)
 
 
 def generate(engine, groups, microbatches):
-    prompts = block(harness.prompts().clamp(max=8), groups)
+    prompts = block(prompts_of(engine.spec), groups)
     indices = block(torch.arange(WORKLOAD.prompts), groups).tolist()
     generation = engine.start_generation(
         prompts,
@@ -69,7 +78,7 @@ def generate(engine, groups, microbatches):
         step=2,
         temperature=4.0,
         top_p=0.95,
-        eos=EOS,
+        eos=EOS.get(engine.spec.vocabulary, 5),
         microbatches=microbatches,
     )
     return [generation.run_until(generation.total // 2), generation.run_until(generation.total)]
@@ -107,11 +116,11 @@ def run(spec, shape):
     microbatches = 3 if shape.pipeline_parallel > 1 else 1
     engine = harness.engine(spec, groups, trainable=OPTIMIZER)
     out = {"generated": generate(engine, groups, microbatches) if spec.has_lm_head else []}
-    tokens = block(responses(), groups)
+    tokens = block(responses(spec), groups)
     kinds = ["logp"] * spec.has_lm_head + ["values", "reward"] * spec.has_scalar_head
     out["scores"] = {k: engine.score(tokens, microbatches, k, temperature=1.3) for k in kinds}
     # Replica 1 is without rows in the first minibatch where there are two.
-    parts = [responses()[:6], responses()[6:], responses()]
+    parts = [responses(spec)[:6], responses(spec)[6:], responses(spec)]
     rows = [p if shape.data_parallel == 1 else p[: 6 * (1 - groups.place.data)] for p in parts[:1]]
     rows += [block(p, groups) for p in parts[1:]]
     out["metrics"] = [
@@ -135,7 +144,7 @@ def everything(name: str):
 def test_scores_are_those_of_a_plain_model(name):
     spec = MODELS[name]
     weights = {n: harness.canonical(n, s) for n, s in canonical_shapes(spec).items()}
-    tokens = responses()
+    tokens = responses(spec)
     hidden = plain.hidden_states(spec, weights, tokens)[:, LENGTH - 1 : -1]
     mask = tokens[:, LENGTH:] >= 0
     scores = everything(name)[0][0]["scores"]
@@ -158,7 +167,7 @@ def test_training_is_that_of_a_plain_model(name):
     weights = {n: harness.canonical(n, s).requires_grad_() for n, s in canonical_shapes(spec).items()}
     optimizer = torch.optim.AdamW(weights.values(), lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     result = everything(name)[0][0]
-    for i, tokens in enumerate((responses()[:6], responses()[6:], responses())):
+    for i, tokens in enumerate((responses(spec)[:6], responses(spec)[6:], responses(spec))):
         batch = batch_of(tokens)
         hidden = plain.hidden_states(spec, weights, tokens)[:, LENGTH - 1 : -1]
         total = torch.zeros((), dtype=torch.float64)
@@ -189,13 +198,13 @@ def test_generation_is_equal_under_every_layout(name):
     assert whole["indices"].tolist() == list(range(WORKLOAD.sequences))
     lengths = (whole["tokens"][:, LENGTH:] >= 0).sum(1)
     assert len(set(lengths.tolist())) > 2, "the test needs responses of different lengths"
-    ended = (whole["tokens"][:, LENGTH:] == EOS).any(1)
+    ended = (whole["tokens"][:, LENGTH:] == EOS.get(MODELS[name].vocabulary, 5)).any(1)
     assert torch.equal(whole["truncated"], ~ended)
     assert (lengths[~ended] == WORKLOAD.response_length).all()
     for shape, ranks in zip(layouts(name)[1:], others, strict=True):
         size = WORKLOAD.sequences // shape.data_parallel
         for i, rank in enumerate(ranks):
-            replica = i // shape.tensor_parallel % shape.data_parallel
+            replica = position_of(i, shape).data
             mine = merged(rank["generated"])
             part = slice(replica * size, (replica + 1) * size)
             assert torch.equal(mine["tokens"], whole["tokens"][part]), shape
@@ -229,11 +238,11 @@ def test_scores_and_training_are_equal_under_every_layout(name):
         whole[tensor][slices] = values
     for shape, ranks in zip(layouts(name)[1:], others, strict=True):
         for i, rank in enumerate(ranks):
-            replica = i // shape.tensor_parallel % shape.data_parallel
+            replica = position_of(i, shape).data
             for kind, expected in reference["scores"].items():
                 part = expected.chunk(shape.data_parallel)[replica]
                 torch.testing.assert_close(rank["scores"][kind], part, rtol=0, atol=1e-12)
-            last = i >= len(ranks) - shape.gpus // shape.pipeline_parallel
+            last = position_of(i, shape).pipeline == shape.pipeline_parallel - 1
             for mine, theirs in zip(rank["metrics"], reference["metrics"], strict=True):
                 assert mine == pytest.approx(theirs if last else {k: theirs[k] for k in mine}, rel=1e-9)
                 assert last or set(mine) == {"gradient_norm", "learning_rate"}
@@ -258,11 +267,11 @@ def half(shape):
     groups = harness.groups_of(list(range(shape.gpus)), shape)
     if not groups.member:
         return None
-    spec = MODELS["llama, padded vocabulary"]
+    spec = harness.spec(vocabulary=13)
     engine = harness.engine(spec, groups, torch.bfloat16, trainable=Optimizer(learning_rate=2e-4))
     (first, second) = generate(engine, groups, 1)
     assert first.logp.dtype == second.logp.dtype == torch.float32
-    tokens = block(responses(), groups)
+    tokens = block(responses(spec), groups)
     scores = engine.score(tokens, 1, "logp")
     before = torch.cat([s.tensor.flatten() for s in engine.shards()])
     losses = [engine.train_minibatch(batch_of(tokens), loss, 2).get("loss") for _ in range(20)]

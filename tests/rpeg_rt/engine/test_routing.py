@@ -7,14 +7,23 @@ import numpy as np
 import pytest
 
 from ir_schema.model import Experts, ModelSpec
-from ir_schema.problem import Layout
-from rpeg_rt.engine import canonical_shapes, position_of, route, shard_map, unsupported
+from ir_schema.problem import Layout, Workload
+from rpeg_rt.engine import (
+    canonical_shapes,
+    position_of,
+    reverse_stages,
+    route,
+    shard_map,
+    unsupported,
+)
 
+WORKLOAD = Workload(prompts=4, rollouts=1, prompt_length=6, response_length=8)
 SPECS = {
     "grouped": {"kv_heads": 2},
     "one-kv-head": {"kv_heads": 1, "qkv_bias": True},
     "tied": {"kv_heads": 4, "tied_embeddings": True, "qk_norm": True, "head_dim": 6},
     "scalar": {"kv_heads": 2, "head": "scalar"},
+    "large vocabulary": {"kv_heads": 2, "vocabulary": 300},
     "both-tied": {"kv_heads": 2, "head": "both", "tied_embeddings": True},
 }
 LAYOUTS = [
@@ -33,7 +42,7 @@ def small(name: str) -> ModelSpec:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_shards_of_a_replica_cover_the_model_once_per_copy(name, layout):
     spec = small(name)
-    assert unsupported(spec, layout) == []
+    assert unsupported(spec, layout, WORKLOAD) == []
     cuts = defaultdict(set)
     for i in range(layout.gpus):
         for shard in shard_map(spec, layout, position_of(i, layout)):
@@ -121,12 +130,26 @@ def test_replicas_share_the_sending():
     assert set(sent) == set(range(4))
 
 
-def test_tensor_ranks_are_neighbours_then_replicas_then_stages():
+def test_tensor_ranks_are_neighbours_then_stages_then_replicas():
     layout = Layout(data_parallel=2, pipeline_parallel=2, tensor_parallel=2)
     places = [position_of(i, layout) for i in range(8)]
     assert [p.tensor for p in places] == [0, 1] * 4
-    assert [p.data for p in places] == [0, 0, 1, 1] * 2
-    assert [p.pipeline for p in places] == [0] * 4 + [1] * 4
+    assert [p.pipeline for p in places] == [0, 0, 1, 1] * 2
+    assert [p.data for p in places] == [0] * 4 + [1] * 4
+
+
+def test_stages_are_reversed_within_each_replica():
+    layout = Layout(data_parallel=2, pipeline_parallel=2, tensor_parallel=2)
+    assert reverse_stages(range(8), layout) == (2, 3, 0, 1, 6, 7, 4, 5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_reversed_rank_keeps_its_replica_and_tensor_index(layout):
+    ranks = [3 * i for i in range(layout.gpus)]
+    places = {rank: position_of(i, layout) for i, rank in enumerate(reverse_stages(ranks, layout))}
+    for i, rank in enumerate(ranks):
+        place = position_of(i, layout)
+        assert places[rank] == place._replace(pipeline=layout.pipeline_parallel - 1 - place.pipeline)
 
 
 @pytest.mark.parametrize(
@@ -140,12 +163,13 @@ def test_tensor_ranks_are_neighbours_then_replicas_then_stages():
         ({"layers": 3}, "3 layers do not divide into 2 pipeline stages"),
         ({"attention_heads": 3, "kv_heads": 1, "head_dim": 4}, "3 attention heads do not divide over 2"),
         ({"ffn": 13}, "feed-forward width 13"),
+        ({"max_positions": 13}, "sequences of up to 6 + 8 tokens are longer than the 13 positions"),
     ],
 )
 def test_what_is_not_supported_is_named(changes, words):
     base = {"layers": 4, "hidden": 8, "ffn": 12, "vocabulary": 11, "head": "lm", "attention_heads": 4}
     layout = Layout(data_parallel=1, pipeline_parallel=2, tensor_parallel=2)
-    (reason,) = unsupported(ModelSpec(**(base | changes)), layout)
+    (reason,) = unsupported(ModelSpec(**(base | changes)), layout, WORKLOAD)
     assert words in reason
 
 
@@ -153,4 +177,4 @@ def test_unsupported_parallelism_is_named():
     layout = Layout(
         data_parallel=1, pipeline_parallel=1, tensor_parallel=1, context_parallel=2, expert_parallel=2
     )
-    assert len(unsupported(small("grouped"), layout)) == 2
+    assert len(unsupported(small("grouped"), layout, WORKLOAD)) == 2

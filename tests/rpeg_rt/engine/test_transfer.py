@@ -23,7 +23,7 @@ PLACES = [
     ([1, 2], layout(1, 1, 2)),
 ]
 SPECS = [
-    harness.spec(vocabulary=13, kv_heads=1, qkv_bias=True),
+    harness.spec(vocabulary=140, kv_heads=1, qkv_bias=True),
     harness.spec(tied_embeddings=True, qk_norm=True, head="both"),
 ]
 
