@@ -10,11 +10,12 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from ir_schema.problem import Placement, Problem, Workload
+from ir_schema.problem import Edge, Placement, Problem, Workload
 from rpeg_rt.data.prompts import Prompt
 from rpeg_rt.run import Settings, execute
 from rpeg_rt.verify import verify_file
@@ -196,3 +197,58 @@ def test_an_asynchronous_run_equals_the_plain_process_with_its_versions(
 ) -> None:
     behind, plan = STALE[name]
     check(problem(staleness=behind), plan, tmp_path, prompts, STEPS + behind, behind)
+
+
+def figures(directory: Path, made: Problem, plan: dict[str, Placement]) -> list[dict[str, dict[str, float]]]:
+    """What each step of a run reports, by vertex."""
+    directory.mkdir()
+    metrics = directory / "metrics.jsonl"
+    path = write_plan(directory, executable(made, plan))
+    execute(path, Settings(steps=STEPS, metrics=metrics), lambda *_: None)
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return [{v: m for v, m in line.items() if isinstance(m, dict)} for line in lines]
+
+
+def test_rewards_from_a_model_do_not_depend_on_the_plan(tmp_path: Path) -> None:
+    made = problem(reward_model=True, quantiles=SPLIT)
+    one = figures(tmp_path / "one", made, colocated())
+    other = figures(tmp_path / "other", made, DISJOINT | {"reward_inf": place("2-3", tp=2)})
+    assert len({step["actor_train"]["reward"] for step in one}) == STEPS
+    for a, b in zip(one, other, strict=True):
+        for vertex in ("actor_train", "critic_train"):
+            assert a[vertex] == pytest.approx(b[vertex], abs=1e-9)
+
+
+def test_one_backbone_for_actor_and_critic(tmp_path: Path) -> None:
+    made = shared(problem())
+    names = [v.name for v in made.graph.vertices]
+    one = figures(tmp_path / "one", made, {n: place("0") for n in names})
+    plan = {n: place("0-1", dp=2) for n in names} | {
+        "actor_train": place("0-3", dp=2, tp=2),
+        "critic_inf": place("2-3", pp=2),
+    }
+    other = figures(tmp_path / "other", made, plan)
+    for a, b in zip(one, other, strict=True):
+        assert {"policy_loss", "value_loss"} <= a["actor_train"].keys()
+        assert a["actor_train"] == pytest.approx(b["actor_train"], abs=1e-9)
+
+
+def shared(made: Problem) -> Problem:
+    """The same with the critic as a second head of the actor."""
+    replace = msgspec.structs.replace
+    models = {"actor": replace(made.models["actor"], head="both"), "reference": made.models["reference"]}
+    vertices = [
+        replace(v, model="actor", reads=("W_actor", "Y")) if v.name == "critic_inf" else v
+        for v in made.graph.vertices
+        if v.name != "critic_train"
+    ]
+    graph = replace(
+        made.graph,
+        vertices=tuple(vertices),
+        data_edges=tuple(e for e in made.graph.data_edges if e.target != "critic_train"),
+        publication_edges=tuple(Edge("actor_train", v, "W_actor") for v in ("actor_gen", "critic_inf")),
+        containers=tuple(c for c in made.graph.containers if c.name != "W_critic"),
+        trainable=("actor",),
+        staleness={"actor": 0},
+    )
+    return replace(made, models=models, graph=graph)
