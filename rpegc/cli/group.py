@@ -8,6 +8,7 @@ import click
 from rpegc.cli.compile import compile_command
 from rpegc.cli.console import HELP_OPTIONS
 from rpegc.cli.files import diff_command, dump_command, schema_command
+from rpegc.cli.lengths import lengths_command
 from rpegc.cli.model import model_command
 from rpegc.cli.report import report_command
 from rpegc.cli.source import check_command, fmt_command
@@ -24,6 +25,7 @@ COMMANDS = (
     passes_command,
     schema_command,
     model_command,
+    lengths_command,
     completion_command,
 )
 
