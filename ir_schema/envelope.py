@@ -6,6 +6,7 @@ floats, two-space indent, LF, one final newline. No time stamps, host names or a
 """
 
 import hashlib
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -53,14 +54,38 @@ def stage_name(body: Record) -> str:
     raise TypeError(f"{type(body).__name__} is not a stage")
 
 
+@cache
+def _defaults(kind: type[Record]) -> tuple[tuple[str, Any], ...]:
+    return tuple((f.name, f.default) for f in msgspec.structs.fields(kind))
+
+
+def normal(value: Any) -> Any:
+    """`value` with every field that equals its default being that default.
+
+    Encoding leaves out what *is* a default, so a default that was written or computed would otherwise
+    give other bytes than one that was not.
+    """
+    if isinstance(value, Record):
+        kind, fields = type(value), {}
+        for name, default in _defaults(kind):
+            given = normal(getattr(value, name))
+            fields[name] = default if given == default else given
+        return kind(*fields.values()) if kind.__struct_config__.array_like else kind(**fields)
+    if isinstance(value, list | tuple):
+        return tuple(normal(item) for item in value)
+    if isinstance(value, dict):
+        return {key: normal(item) for key, item in value.items()}
+    return value
+
+
 def canonical(value: object) -> bytes:
     """Compact canonical bytes of `value` (what hashes are taken of)."""
-    return _encoder.encode(value)
+    return _encoder.encode(normal(value))
 
 
 def pretty(value: object) -> bytes:
     """Canonical bytes as they are written to disk: two-space indent, LF, final newline."""
-    return msgspec.json.format(_encoder.encode(value), indent=2) + b"\n"
+    return msgspec.json.format(canonical(value), indent=2) + b"\n"
 
 
 def content_id(schema: str, version: int, body: bytes) -> str:

@@ -265,9 +265,13 @@ def cycles(a: Analysis) -> Iterator[Diagnostic]:
     graph = nx.DiGraph()
     for i, e in enumerate(a.graph.data_edges):
         graph.add_edge(e.source, e.target, path=f"graph.data_edges[{i}]", container=e.container)
-    cyclic = [c for c in nx.strongly_connected_components(graph) if len(c) > 1 or graph.has_edge(*([*c] * 2))]
-    for component in cyclic:
-        loop = nx.find_cycle(graph.subgraph(component))
+    component_of = {v: i for i, c in enumerate(nx.strongly_connected_components(graph)) for v in c}
+    inside: dict[int, list[tuple[str, str]]] = defaultdict(list)
+    for u, v in graph.edges:
+        if component_of[u] == component_of[v]:
+            inside[component_of[u]].append((u, v))
+    for edges in inside.values():
+        loop = nx.find_cycle(nx.DiGraph(edges))
         source, target = max(loop, key=lambda e: int(graph.edges[e]["path"].split("[")[1][:-1]))
         edge = graph.edges[source, target]
         chain = " -> ".join([*(u for u, _ in loop), loop[0][0]])
@@ -281,7 +285,7 @@ def cycles(a: Analysis) -> Iterator[Diagnostic]:
         yield error(
             "E203", f"data edges form a cycle within one step: {chain}", edge["path"], *others, help=hint
         )
-    if cyclic or a.problem.options.as_printed:
+    if inside or a.problem.options.as_printed:
         return
     for u, v in a.overwrite_edges:
         if v in graph and u in graph and nx.has_path(graph, v, u):

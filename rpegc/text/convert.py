@@ -91,7 +91,7 @@ class Converter:
             self.problems.append(finding("E012", f"{what} lacks {missing}", span))
         if missing or not valid:
             raise Rejected
-        return construct(kind, values)
+        return kind(**values)
 
     def fresh_key(self, entry: tree.Entry, seen: dict[str, tree.Entry]) -> bool:
         """Note the key of `entry`; False, after reporting E013, if the block has had it before."""
@@ -268,27 +268,6 @@ class Converter:
         if abs(number) > (LARGEST if isinstance(number, int) else 1.7976931348623157e308):
             self.reject("E016", "the number is too large", value.span, help=f"integers end at {LARGEST}")
         return number
-
-
-def construct(kind: type[R], values: Mapping[str, Any]) -> R:
-    """The record of `values`, where what equals a default is that default.
-
-    Encoding leaves out what *is* the default, and a default that was written must give the same bytes.
-    """
-    defaults = {f.name: f.default for f in msgspec.structs.fields(kind)}
-    return kind(**{key: defaults[key] if v == defaults[key] else v for key, v in values.items()})
-
-
-def normal(value: Any) -> Any:
-    """`value`, from wherever it was read, with every record in it as `construct` makes it."""
-    if isinstance(value, Record):
-        fields = {name: normal(getattr(value, name)) for name in value.__struct_fields__}
-        return construct(type(value), fields)
-    if isinstance(value, tuple):
-        return tuple(normal(item) for item in value)
-    if isinstance(value, dict):
-        return {key: normal(item) for key, item in value.items()}
-    return value
 
 
 def field_types(kind: type[Record], *without: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from ir_schema.problem import (
 from rpegc.diagnostics.source import Source
 from rpegc.failure import suggestion
 from rpegc.text import tree
-from rpegc.text.convert import Rejected, construct, field_types
+from rpegc.text.convert import Rejected, field_types
 from rpegc.text.findings import finding
 from rpegc.text.grammar import SHAPES
 from rpegc.text.sections import NOTHING, Resolver, Sections
@@ -73,20 +73,19 @@ class _Elaborator(Sections):
         self.source_map["name"] = self.file.name.span
         bare = None
         if options is not None and workload is not None and hardware is not None and space is not None:
-            values = {
-                "name": self.file.name.text,
-                "about": about[0].words[0].text if about else "",
-                "options": options,
-                "workload": workload,
-                "models": models,
-                "hardware": hardware,
-                "device_space": space,
-                "graph": Graph(vertices=(), trainable=trainable, staleness=staleness),
-                "plan": plan,
-                "search": search,
-                "run": run,
-            }
-            bare = construct(Problem, values)
+            bare = Problem(
+                name=self.file.name.text,
+                about=about[0].words[0].text if about else "",
+                options=options,
+                workload=workload,
+                models=models,
+                hardware=hardware,
+                device_space=space,
+                graph=Graph(vertices=(), trainable=trainable, staleness=staleness),
+                plan=plan,
+                search=search,
+                run=run,
+            )
         self.prepare_expressions(bare)
         vertices, host = self.vertices()
         data = self.edges("data", "graph.data_edges")

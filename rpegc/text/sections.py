@@ -14,7 +14,7 @@ from ir_schema.model import ModelSpec
 from ir_schema.problem import Options, Problem
 from rpegc.diagnostics.source import locate
 from rpegc.text import tree
-from rpegc.text.convert import Converter, Rejected, missing_keys, normal
+from rpegc.text.convert import Converter, Rejected, missing_keys
 from rpegc.text.findings import finding
 from rpegc.text.grammar import SHAPES
 
@@ -128,8 +128,7 @@ class Sections(Converter):
     def resolved(self, path: str, ask: Callable[[], T]) -> T | None:
         """What the resolver answers. None after its findings were noted, at `path` if they stand nowhere."""
         try:
-            answer: T = normal(ask())
-            return answer
+            return ask()
         except DiagnosticError as exc:
             for found in exc.diagnostics:
                 labels = found.labels or (Label(),)

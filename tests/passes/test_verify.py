@@ -174,3 +174,15 @@ def test_k_eval_and_negative_time():
     p = graph(p, inputs=tuple(c for c in g.inputs if c != "W_reward"),
               containers=tuple(c for c in g.containers if c.name != "W_reward"))  # fmt: skip
     assert {d.code for d in verify(p)} == {"E303"}
+
+
+def test_a_cycle_is_reported_the_same_way_every_time():
+    p = vertex(BASE, "actor_gen", reads=("W_actor", "X", "r"))
+    p = vertex(p, "reward_inf", reads=("W_reward", "Y", "logp_ref"))
+    edges = (Edge("ref_inf", "reward_inf", "logp_ref"), Edge("reward_inf", "actor_gen", "r"))
+    (found,) = verify(graph(p, data_edges=(*G.data_edges, *edges)))
+    assert found.code == "E203"
+    assert found.message == (
+        "data edges form a cycle within one step: actor_gen -> ref_inf -> reward_inf -> actor_gen"
+    )
+    assert found.labels[0].path == f"graph.data_edges[{len(G.data_edges) + 1}]"
