@@ -28,7 +28,7 @@ def registered(group: str = PASSES) -> dict[str, metadata.EntryPoint]:
     found: dict[str, metadata.EntryPoint] = {}
     for entry in metadata.entry_points(group=group):
         other = found.setdefault(entry.name, entry)
-        if other != entry:
+        if other is not entry:
             raise usage_error(
                 "E925",
                 f"`{entry.name}` is registered twice in `{group}`: "
