@@ -44,7 +44,8 @@ class Blame:
             where = f"in {self.describe(Instance(failed.node, failed.step))}"
         if failed.kind == "numeric":
             return NumericError(f"{self.workers([rank])} failed {where}: {failed.message}")
-        detail = "".join(f"\n    | {line}" for line in failed.detail.splitlines()[-_DETAIL_LINES:])
+        lines = [line for line in failed.detail.splitlines() if line.strip("^~ ")]
+        detail = "".join(f"\n    | {line}" for line in lines[-_DETAIL_LINES:])
         return WorkerLostError(f"{self.workers([rank])} failed {where}: {failed.message}{detail}")
 
     def stalled(self, x: Instance, waiting: set[int]) -> RunError:

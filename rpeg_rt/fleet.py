@@ -174,11 +174,10 @@ class Fleet:
             assert stdout is not None
             with selectors.DefaultSelector() as selector:
                 selector.register(stdout, selectors.EVENT_READ)
-                if selector.select(deadline - time.monotonic()):
-                    before = len(self._ended)
-                    self._read_reports()
-                    if len(self._ended) == before:
-                        break
+                if selector.select(deadline - time.monotonic()) and any(
+                    isinstance(event, Lost) and event.rank is None for event in self._read_reports()
+                ):
+                    break
         status = self._ended.get(rank)
         how = "its connection closed"
         if status is not None:

@@ -61,7 +61,7 @@ def sample(
     `logits` [n, V] (-inf for padded vocabulary entries), `u` [n] float64 in [0, 1). With `top_p` < 1 the
     choice is among the most probable tokens whose mass reaches it (ties by token id). Returns tokens [n]
     int64 and their log-probabilities [n] float64 under softmax(logits / temperature) over the whole
-    vocabulary: what training and inference compute too.
+    vocabulary: what training and inference compute too. Raises FloatingPointError where a logit is NaN.
     """
     import torch
 
@@ -73,6 +73,8 @@ def sample(
         ranked = ranked.masked_fill(mass_before >= top_p, 0.0)
         weights = torch.zeros_like(weights).scatter_(-1, order, ranked)
     cumulative = weights.cumsum(dim=-1)
+    if bool(cumulative[:, -1].isnan().any()):
+        raise FloatingPointError("a distribution to sample from is not finite")
     threshold = u.to(cumulative)[:, None] * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, threshold, right=True)
     # Rounding can put the threshold on the total; the last token that can be chosen is then meant.

@@ -12,6 +12,7 @@ import selectors
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,7 +64,8 @@ def _reap(children: dict[int, int]) -> None:
         rank = children.pop(pid, None)
         if rank is not None:
             report = {"rank": rank, "pid": pid, "status": os.waitstatus_to_exitcode(status)}
-            print(json.dumps(report), flush=True)
+            with suppress(BrokenPipeError):  # The controller may have ended: then so does this process.
+                os.write(sys.stdout.fileno(), json.dumps(report).encode() + b"\n")
 
 
 def main() -> NoReturn:

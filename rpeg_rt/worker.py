@@ -286,7 +286,7 @@ def _failure(command: Command | None, exc: BaseException) -> Failed:
     text = f"{type(exc).__name__}: {exc}"
     lower = text.lower()
     lost = isinstance(exc, dist.DistError) or "gloo" in lower or "connection" in lower
-    kind = "numeric" if isinstance(exc, NumericError) else "peer" if lost else "error"
+    kind = "numeric" if isinstance(exc, NumericError | FloatingPointError) else "peer" if lost else "error"
     node, step = (None, None) if command is None else (command.node, command.step)
     return Failed(node, step, kind, text, traceback.format_exc())
 

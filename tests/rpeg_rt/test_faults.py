@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ir_schema.problem import Placement
+from ir_schema.problem import Optimizer, Placement
 from rpeg_rt.cli import main
 from rpeg_rt.verify import verify_file
 from tests.rpeg_rt.plans import colocated, executable, place, problem, write_plan
@@ -111,7 +112,7 @@ def test_a_killed_worker(tmp_path: Path, plan: dict[str, Placement]) -> None:
     with long_run(tmp_path, plan) as (process, below):
         os.kill(below[-1], signal.SIGKILL)
         text = end(process, 4, within=5)
-    assert "worker 1 (GPU 0.0.1, local host) was lost" in text
+    assert f"worker 1 (GPU 0.0.1) on {socket.gethostname()} was lost" in text
     assert "killed by signal 9" in text
     assert re.search(r"at step \d+ \(node \d+\)|had nothing to do", text)
     check_trace(tmp_path, 4)
@@ -180,6 +181,17 @@ def test_verifier_at_fault(
     assert all(w in text for w in words), text
     assert descendants(os.getpid()) == {}
     check_trace(tmp_path, code)
+
+
+def test_weights_that_explode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = problem(run={"optimizer": Optimizer(learning_rate=1e160)})
+    path = write_plan(tmp_path, executable(made, colocated()))
+    got, text = run_cli(capsys, path, "--trace", tmp_path / "trace.jsonl")
+    assert got == 8, text
+    assert re.search(
+        r"worker 0 \(GPU 0\.0\.0\) on .* failed in `\w+` at step 1 \(node \d\): .*not finite", text
+    )
+    check_trace(tmp_path, 8)
 
 
 def test_files_at_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
