@@ -22,7 +22,7 @@ from passes.search.constraints import excluded_mask
 from passes.search.greedy import greedy
 from passes.search.infeasible import no_plan_fits
 from passes.search.ledger import Found, Ledger, OutOfBudget
-from passes.search.legality import complete, legal, plan_errors
+from passes.search.legality import complete, host_plans, legal, plan_errors
 from passes.search.polish import polish
 from passes.search.progress import WATCH, Progress, Watch
 from passes.search.space import Enumerated, Space, build
@@ -104,11 +104,18 @@ class Search(Pass[Problem, Configuration]):
         ledger.termination = self._explore(spaces, ledger)
         if ledger.best is None:
             assert ledger.nearest is not None, "something was evaluated"
-            raise DiagnosticError([no_plan_fits(ledger.nearest, ledger.evaluations)])
+            diagnostic = no_plan_fits(ledger.nearest, ledger.evaluations)
+            if self.method != "sa":
+                tried = f"method `{self.method}` makes one plan per structure; `sa` looks for one that fits"
+                diagnostic = msgspec.structs.replace(diagnostic, notes=(*diagnostic.notes, tried))
+            raise DiagnosticError([diagnostic])
         return _configuration(self, ledger.best, ledger, spaces, notes)
 
     def _spaces(self, problem: Problem) -> tuple[list[Space], list[str]]:
         """The spaces of all structures; those in which some vertex has no candidate are left out."""
+        planned = host_plans(problem)
+        if planned:
+            raise DiagnosticError(planned)
         spaces: list[Space] = []
         notes: list[str] = []
         empty: list[Diagnostic] = []

@@ -17,7 +17,7 @@ from passes.search.masks import gpu_mask
 from passes.search.space import Space
 from passes.structure import Plan
 
-MOST_PLANS = 500
+MOST_PLANS = 1000
 
 Choice = tuple[int, tuple[Placement, ...]]
 

@@ -68,18 +68,25 @@ def degree_errors(rules: Rules, p: PartialPlacement) -> list[Diagnostic]:
     return found
 
 
+def _host_plan(vertex: Vertex) -> Diagnostic:
+    return error(
+        "E402",
+        f"host vertex `{vertex.name}` has a plan",
+        f"plan.{vertex.name}",
+        help="remove it: a verifier occupies no GPU",
+    )
+
+
+def host_plans(problem: Problem) -> list[Diagnostic]:
+    """E402 for every host vertex that the plan places."""
+    return [_host_plan(v) for v in problem.graph.vertices if v.model is None and v.name in problem.plan]
+
+
 def legal(problem: Problem, vertex: Vertex, placement: Placement) -> list[Diagnostic]:
     """Every constraint that `placement` breaks as the plan of `vertex`."""
-    path = f"plan.{vertex.name}"
     if vertex.model is None:
-        return [
-            error(
-                "E402",
-                f"host vertex `{vertex.name}` has a plan",
-                path,
-                help="remove it: a verifier occupies no GPU",
-            )
-        ]
+        return [_host_plan(vertex)]
+    path = f"plan.{vertex.name}"
     rules, p, layout = Rules(problem, vertex, excluded_mask(problem)), placement, placement.layout
     found = degree_errors(rules, msgspec.convert(msgspec.to_builtins(p), PartialPlacement))
     degrees = (p.data_parallel, p.pipeline_parallel, p.tensor_parallel, p.context_parallel, p.expert_parallel)
@@ -147,6 +154,8 @@ def plan_errors(problem: Problem, plan: dict[str, PartialPlacement]) -> list[Dia
                     help="write the plan out, or search for what is missing",
                 )
             )
+        elif v.model is None:
+            found.append(_host_plan(v))
         elif given is not None:
             found += legal(problem, v, complete(given))
     return found

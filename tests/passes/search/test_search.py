@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ir_schema.diagnostics import DiagnosticError
 from ir_schema.envelope import canonical
-from ir_schema.problem import PartialPlacement, SearchSpace
+from ir_schema.problem import PartialPlacement, SearchSpace, Verifier
 from passes.evaluate import evaluate
 from passes.search import WATCH, Search, Watch
 from passes.search.concurrent import concurrent, levels
@@ -77,6 +77,24 @@ def test_none_does_not_ask_about_memory():
     small = with_memory(msgspec.structs.replace(configuration.problem, plan=plan), 1e9)
     found = Search(method="none").run(small)
     assert not evaluate(found).memory_feasible
+
+
+@pytest.mark.parametrize("method", ["none", "greedy", "sa"])
+def test_a_verifier_has_no_plan(method):
+    problem = ppo()
+    vertices = tuple(
+        msgspec.structs.replace(v, model=None, reads=("Y",)) if v.name == "reward_inf" else v
+        for v in problem.graph.vertices
+    )
+    problem = msgspec.structs.replace(
+        problem,
+        graph=msgspec.structs.replace(problem.graph, vertices=vertices),
+        host={"reward_inf": Verifier(seconds_per_response=0.01)},
+    )
+    assert "reward_inf" not in Search(method="greedy").run(problem).plan
+    placed = msgspec.structs.replace(problem, plan={"reward_inf": PartialPlacement(tensor_parallel=1)})
+    with pytest.raises(DiagnosticError, match="E402"):
+        Search(method=method).run(placed)
 
 
 # Heuristics --------------------------------------------------------------------------------------------
