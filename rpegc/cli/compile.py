@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from rpegc.cli import names
 from rpegc.cli.console import HELP_OPTIONS, Console, console_options
 
 
@@ -17,8 +18,8 @@ class CompileCommand(click.Command):
 
 @click.command(cls=CompileCommand, context_settings=HELP_OPTIONS)
 @click.version_option(package_name="rpeg", prog_name="rpegc")
-@click.argument("file", required=False)
-@click.option("-o", "--output", metavar="OUT", help="Where to write; `-` is stdout.")
+@click.argument("file", required=False, type=click.Path())
+@click.option("-o", "--output", metavar="OUT", type=click.Path(), help="Where to write; `-` is stdout.")
 @click.option(
     "-O", "level", type=click.Choice(["0", "1", "2", "3"]), default="2",
     help="Effort: 0 greedy, 1 concurrent, 2 search (default), 3 a wider search.",
@@ -31,20 +32,35 @@ class CompileCommand(click.Command):
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
               help="An extra cap on the search; results may then differ between runs.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the search.")
-@click.option("--cost-model", metavar="NAME", help="Cost model instead of the file's: paper, megatron, ….")
+@click.option("--cost-model", metavar="NAME", shell_complete=names.cost_models,
+              help="Cost model instead of the file's: paper, megatron, ….")  # fmt: skip
 @click.option("--as-printed", is_flag=True, help="The paper's own form, under cost model paper.")
-@click.option("--emit", metavar="STAGE", help="Stop at this stage instead of `executable`.")
-@click.option("--from", "resume", metavar="STAGE.json", help="Resume from a stage file instead of FILE.")
+@click.option("--emit", metavar="STAGE", shell_complete=names.stages,
+              help="Stop at this stage instead of `executable`.")  # fmt: skip
 @click.option(
-    "-p", "--pipeline", metavar="TEXT", help="Run exactly these passes: `verify,search{budget=50}`."
+    "--from",
+    "resume",
+    metavar="STAGE.json",
+    type=click.Path(),
+    help="Resume from a stage file instead of FILE.",
 )
+@click.option(
+    "-p", "--pipeline", metavar="TEXT", shell_complete=names.pipeline,
+    help="Run exactly these passes: `verify,search{budget=50}`.",
+)  # fmt: skip
 @click.option("--print-pipeline", is_flag=True, help="Print the passes that would run, and stop.")
-@click.option("--save-stages", metavar="DIR", help="Write every stage: DIR/04-lower.lowered.json, ….")
+@click.option(
+    "--save-stages",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="Write every stage: DIR/04-lower.lowered.json, ….",
+)
 @click.option("--verify-each", is_flag=True, help="Check every stage's invariants.")
 @click.option("--time-passes", is_flag=True, help="Say how long each pass took.")
 @click.option(
-    "--print-after", metavar="PASS", multiple=True, help="Dump what PASS made; `all` for every pass."
-)
+    "--print-after", metavar="PASS", multiple=True, shell_complete=names.pass_names_or_all,
+    help="Dump what PASS made; `all` for every pass.",
+)  # fmt: skip
 @click.option("--summary", is_flag=True, help="The plan as a table, with its predicted figures.")
 @click.option("--json", "as_json", is_flag=True, help="One object on stdout: outcome, plan, figures, stages.")
 @console_options

@@ -2,12 +2,13 @@
 
 import click
 
+from rpegc.cli import names
 from rpegc.cli.console import HELP_OPTIONS, Console, console_options
 
 
 @click.command("diff", context_settings=HELP_OPTIONS)
-@click.argument("before")
-@click.argument("after")
+@click.argument("before", type=click.Path())
+@click.argument("after", type=click.Path())
 @click.option("--stat", is_flag=True, help="Only how much differs, and where.")
 @click.option("--json", "as_json", is_flag=True, help="The differences as one object on stdout.")
 @console_options
@@ -43,7 +44,7 @@ def diff_command(*, console: Console, before: str, after: str, stat: bool, as_js
 
 
 @click.command("dump", context_settings=HELP_OPTIONS)
-@click.argument("file")
+@click.argument("file", type=click.Path())
 @click.option("--dot", "as_dot", is_flag=True, help="The stage's graph for Graphviz instead.")
 @console_options
 def dump_command(*, console: Console, file: str, as_dot: bool) -> int:
@@ -64,7 +65,7 @@ def dump_command(*, console: Console, file: str, as_dot: bool) -> int:
 
 
 @click.command("schema", context_settings=HELP_OPTIONS)
-@click.argument("stage")
+@click.argument("stage", shell_complete=names.stages)
 @console_options
 def schema_command(*, console: Console, stage: str) -> int:
     """Print the JSON Schema of a stage's file.

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 import click
+from click.shell_completion import CompletionItem
 
 from rpegc.cli.compile import compile_command
 from rpegc.cli.console import HELP_OPTIONS
@@ -46,6 +47,12 @@ class MainVerb(click.Group):
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
             args = ["--", *args]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The first word: a file or an option of the compiler, or a command."""
+        compiler = compile_command.shell_complete(click.Context(compile_command), incomplete)
+        # A shell falls back to files where no name fits; the item that asks for it clears those before it.
+        return [CompletionItem(incomplete, type="file"), *compiler, *super().shell_complete(ctx, incomplete)]
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Both forms."""

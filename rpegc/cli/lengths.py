@@ -7,7 +7,7 @@ from rpegc.diagnostics import Source
 
 
 @click.command("lengths", context_settings=HELP_OPTIONS)
-@click.argument("file")
+@click.argument("file", type=click.Path())
 @click.option("--field", metavar="NAME", help="Field or column of the lengths (default: the obvious one).")
 @click.option(
     "--breakpoints", type=click.IntRange(min=1), default=3, metavar="Q",

@@ -2,11 +2,12 @@
 
 import click
 
+from rpegc.cli import names
 from rpegc.cli.console import Console, console_options
 
 
 @click.command("model", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=names.models)
 @click.option("--tp", "tensor", type=click.IntRange(min=1), default=1, help="Tensor parallel degree.")
 @click.option("--pp", "pipeline", type=click.IntRange(min=1), default=1, help="Pipeline parallel degree.")
 @click.option("--ep", "expert", type=click.IntRange(min=1), default=1, help="Expert parallel degree.")

@@ -6,8 +6,8 @@ from rpegc.cli.console import HELP_OPTIONS, Console, console_options
 
 
 @click.command("report", context_settings=HELP_OPTIONS)
-@click.argument("file")
-@click.option("-o", "--output", help="The HTML page, `-` for stdout.")
+@click.argument("file", type=click.Path())
+@click.option("-o", "--output", type=click.Path(), metavar="OUT", help="The HTML page, `-` for stdout.")
 @click.option("--json", "as_json", is_flag=True, help="What the page shows as one object on stdout.")
 @console_options
 def report_command(*, console: Console, file: str, output: str | None, as_json: bool) -> int:

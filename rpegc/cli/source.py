@@ -9,7 +9,7 @@ from rpegc.diagnostics import Source
 
 
 @click.command("check", context_settings=HELP_OPTIONS)
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, type=click.Path(), metavar="FILE...")
 @console_options
 def check_command(*, console: Console, files: tuple[str, ...]) -> int:
     """Find mistakes in problem files without planning anything; `-` is stdin.
@@ -35,7 +35,7 @@ def check_command(*, console: Console, files: tuple[str, ...]) -> int:
 
 
 @click.command("fmt", context_settings=HELP_OPTIONS)
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, type=click.Path(), metavar="FILE...")
 @click.option("--expand", is_flag=True, help="Write presets out as operators, containers and edges.")
 @click.option("--check", "checking", is_flag=True, help="Write nothing; exit code 1 if a file would change.")
 @click.option("-w", "--write", is_flag=True, help="Rewrite the files instead of printing to stdout.")

@@ -2,11 +2,12 @@
 
 import click
 
+from rpegc.cli import names
 from rpegc.cli.console import HELP_OPTIONS, Console, console_options
 
 
 @click.command("explain", context_settings=HELP_OPTIONS)
-@click.argument("code")
+@click.argument("code", shell_complete=names.codes)
 @console_options
 def explain_command(*, console: Console, code: str) -> int:
     """Explain a diagnostic's code at length.
@@ -27,7 +28,7 @@ def explain_command(*, console: Console, code: str) -> int:
 
 
 @click.command("passes", context_settings=HELP_OPTIONS)
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=names.pass_names)
 @console_options
 def passes_command(*, console: Console, name: str | None) -> int:
     """List the passes and the named pipelines, or show one pass's options.

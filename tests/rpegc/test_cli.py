@@ -397,14 +397,76 @@ def test_passes_are_listed_and_shown(rpegc: Rpegc) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion(shell: str) -> None:
+def test_completion_is_printed(shell: str) -> None:
     done = spawn("completion", shell)
     assert done.returncode == 0
     assert "_RPEGC_COMPLETE" in done.stdout
-    words = spawn(_RPEGC_COMPLETE="bash_complete", COMP_WORDS="rpegc di", COMP_CWORD="1")
-    assert "plain,diff" in words.stdout
-    words = spawn(_RPEGC_COMPLETE="bash_complete", COMP_WORDS="rpegc a.rpeg --save", COMP_CWORD="2")
-    assert "--save-stages" in words.stdout
+
+
+@pytest.fixture(scope="module")
+def completes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[str]]:
+    """What bash offers for the last word of a line, through the function that `rpegc completion` prints."""
+    folder = tmp_path_factory.mktemp("completion")
+    command = folder / "rpegc"
+    command.write_text(f"#!/bin/sh\nexec '{sys.executable}' -c '{MAIN}' \"$@\"\n")
+    command.chmod(0o755)
+    script = folder / "ask.bash"
+    script.write_text(
+        spawn("completion", "bash").stdout
+        + """
+compopt() { :; }  # it needs an interactive shell
+call() { _rpegc_completion rpegc; }
+COMP_WORDS=("$@")
+COMP_CWORD=$(($# - 1))
+compgen -F call -- "${COMP_WORDS[-1]}" 2>/dev/null
+"""
+    )
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+    def ask(line: str) -> list[str]:
+        done = subprocess.run(
+            ["bash", str(script), *line.split(" ")],
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+            check=False,
+        )
+        assert done.stderr == ""
+        return done.stdout.split()
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("rpegc di", ["diff"]),
+        ("rpegc --sav", ["--save-stages"]),
+        ("rpegc a.rpeg --sav", ["--save-stages"]),
+        ("rpegc a.rpeg --search gr", ["greedy"]),
+        ("rpegc a.rpeg --emit sch", ["scheduled"]),
+        ("rpegc a.rpeg --cost-model pa", ["paper"]),
+        ("rpegc a.rpeg --print-after a", ["all", "assemble"]),
+        ("rpegc a.rpeg -p ver", ["verify"]),
+        ("rpegc a.rpeg -p verify,search{seed=1},un", ["verify,search{seed=1},unroll"]),
+        ("rpegc passes lo", ["lower"]),
+        ("rpegc schema exe", ["executable"]),
+        ("rpegc explain E30", ["E301", "E302", "E303", "E304", "E305"]),
+        ("rpegc model llama-3.1-8", ["llama-3.1-8b"]),
+        ("rpegc lengths --br", ["--breakpoints"]),
+        ("rpegc nothing-like-it", []),
+    ],
+)
+def test_bash_completes(completes: Callable[[str], list[str]], line: str, offered: list[str]) -> None:
+    assert completes(line) == offered
+
+
+@pytest.mark.parametrize("words", ["rpegc a", "rpegc diff a", "rpegc a.rpeg -o b", "rpegc lengths a"])
+def test_files_are_left_to_the_shell(words: str) -> None:
+    count = str(words.count(" "))
+    done = spawn(_RPEGC_COMPLETE="bash_complete", COMP_WORDS=words.replace(" ", "\n"), COMP_CWORD=count)
+    assert done.stdout.startswith("file,")
 
 
 def test_our_packages_are_ours() -> None:
