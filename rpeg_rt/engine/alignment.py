@@ -33,6 +33,12 @@ class Aligned:
         return empty.masked_scatter(self.mask, per_token)
 
 
+def by_length(tokens: Tensor) -> Tensor:
+    """The order of token rows from the shortest sequence to the longest: microbatches of neighbours in it
+    have the least padding."""
+    return (tokens >= 0).sum(1).argsort(stable=True)
+
+
 def align(tokens: Tensor, prompt_length: int) -> Aligned:
     """Left-align token rows. Raises ValueError for a sequence without prompt tokens."""
     rows = tokens.long()

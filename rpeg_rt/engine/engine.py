@@ -19,7 +19,7 @@ from torch import Tensor
 from ir_schema.model import ModelSpec
 from ir_schema.problem import Optimizer, Workload
 from rpeg_rt.algorithms.batch import TrainBatch
-from rpeg_rt.engine.alignment import align
+from rpeg_rt.engine.alignment import align, by_length
 from rpeg_rt.engine.architecture import UnsupportedModelError, canonical_shapes, unsupported
 from rpeg_rt.engine.generation import Generation, Sampling
 from rpeg_rt.engine.groups import LayoutGroups
@@ -27,13 +27,17 @@ from rpeg_rt.engine.model import Model
 from rpeg_rt.engine.pipeline import Stage, response_logp, response_values, sequence_rewards
 from rpeg_rt.engine.sharding import ShardSpec, Slices, shard_map
 from rpeg_rt.engine.shim import device
-from rpeg_rt.engine.training import Loss, Trainer
+from rpeg_rt.engine.training import Loss, Pass, Trainer
 
 Kind = Literal["logp", "values", "reward"]
 
 
 class VersionError(Exception):
     """A version of the weights was asked for that this engine does not hold."""
+
+
+class UnknownTokenError(ValueError):
+    """A token id beyond the model's vocabulary: tokenizer and model do not belong together."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +84,22 @@ class Engine:
         self._shards = shard_map(spec, groups.layout, groups.place)
         self._trainer: Trainer | None = None
         self._held: list[int | None] = [None] * copies
-        # Versions by parameter. A trainable engine's parameters live in its optimizer's buffer instead.
-        self._copies = [] if trainable is not None else self._allocate(copies)
+        # Versions by parameter, {} where there is no storage; a trainable engine's is its optimizer's buffer.
+        self._copies: list[dict[str, Tensor]] = [{} for _ in self._held]
+        self._shapes = {name: p.shape for name, p in self._model.named_parameters()}
+        if trainable is None:
+            self._copies[0] = {name: p.data for name, p in self._model.named_parameters()}
 
-    def _allocate(self, copies: int) -> list[dict[str, Tensor]]:
-        parameters = dict(self._model.named_parameters())
-        first = {name: p.data for name, p in parameters.items()}
-        return [first, *({n: torch.zeros_like(t) for n, t in first.items()} for _ in range(copies - 1))]
+    def _storage(self, slot: int) -> dict[str, Tensor]:
+        """The tensors of a slot by parameter, made at first use."""
+        if self._optimizer is not None:
+            return {name: p.data for name, p in self._model.named_parameters()}
+        if not self._copies[slot]:
+            self._copies[slot] = {
+                name: torch.zeros(shape, dtype=self.precision, device=device())
+                for name, shape in self._shapes.items()
+            }
+        return self._copies[slot]
 
     def load(self, canonical: Callable[[str, tuple[int, ...]], Tensor], version: int = 0) -> None:
         """Fill this rank's shards from full canonical tensors, asked for by (name, shape), one at a time.
@@ -110,10 +123,7 @@ class Engine:
 
     def shards(self, version: int | None = None) -> list[Shard]:
         """Views of the local storage that holds, or in a ring will hold, `version` (default: in use)."""
-        if self._copies:
-            storage = self._copies[self._slot(self.version if version is None else version)]
-        else:
-            storage = {n: p.data for n, p in self._model.named_parameters()}
+        storage = self._storage(self._slot(self.version if version is None else version))
         return [_view(s, storage[s.parameter]) for s in self._shards]
 
     def install(self, version: int) -> None:
@@ -125,10 +135,22 @@ class Engine:
         slot = self._slot(version)
         if self._held[slot] != version:
             raise VersionError(f"version {version} is not held, but {self.versions}")
-        if self._copies:
-            for name, p in self._model.named_parameters():
-                p.data = self._copies[slot][name]
+        storage = self._storage(slot)
+        for name, p in self._model.named_parameters():
+            p.data = storage[name]
         self.version = version
+
+    def release(self) -> None:
+        """Drop all weights: nothing is held until a version has been installed again.
+
+        For a serving layout without a ring, after the last reader of a version. Not for a trainable engine.
+        """
+        if self._optimizer is not None:
+            raise ValueError("a trainable engine keeps its weights")
+        for p in self._model.parameters():
+            p.data = torch.empty(0, dtype=self.precision, device=device())
+        self._copies = [{} for _ in self._held]
+        self._held = [None for _ in self._held]
 
     @property
     def versions(self) -> list[int]:
@@ -145,12 +167,14 @@ class Engine:
         Log-probabilities are those of softmax(logits / temperature); values stand at the positions that
         predict each response token, a reward at the last token. `tokens` are the replica's rows.
         """
+        self._check_tokens(tokens)
         tokens = tokens.to(device())
         shape = (len(tokens),) if kind == "reward" else (len(tokens), self._workload.response_length)
         result = torch.zeros(shape, dtype=self._model.wide, device=device())
         if len(tokens):
-            parts = tokens.tensor_split(min(microbatches, len(tokens)))
-            aligned = [align(part, self._workload.prompt_length) for part in parts]
+            order = by_length(tokens)
+            parts = order.tensor_split(min(microbatches, len(tokens)))
+            aligned = [align(tokens[part], self._workload.prompt_length) for part in parts]
             stage = Stage(self._model, aligned)
             outputs = []
             for i, rows in enumerate(aligned):
@@ -165,7 +189,7 @@ class Engine:
                     outputs.append(sequence_rewards(self._model, hidden, rows))
             stage.finish()
             if outputs:
-                torch.cat(outputs, out=result)
+                result[order] = torch.cat(outputs)
         stages = self.groups.layout.pipeline_parallel
         if stages > 1:
             dist.broadcast(result, self.groups.stage_rank(stages - 1), group=self.groups.collection.pp)
@@ -189,6 +213,7 @@ class Engine:
         `prompts` int32 [n, L_p], left-padded with -1; `indices` their positions within the step. The work
         is done by `Generation.run_until`, which is collective over the replica.
         """
+        self._check_tokens(prompts)
         sampling = Sampling(seed, step, temperature, top_p, eos)
         length = self._workload.response_length
         return Generation(self._model, prompts, indices, rollouts, length, sampling, microbatches)
@@ -203,9 +228,38 @@ class Engine:
         function's metrics, equal on all of them. Raises `NumericError`, on all ranks, where a gradient
         is not finite. Collective.
         """
+        begun = self.begin_minibatch(batch, loss, microbatches, temperature)
+        for task in begun.order:
+            begun.run(task)
+        return self.finish_minibatch(begun)
+
+    def begin_minibatch(
+        self, batch: TrainBatch, loss: Loss, microbatches: int, temperature: float = 1.0, tag: int = 0
+    ) -> Pass:
+        """The first third of `train_minibatch`: the minibatch, whose microtasks are run next. Collective.
+
+        `tag` tells apart messages of models whose microtasks are interleaved on the same ranks.
+        """
+        self._check_tokens(batch.tokens)
+        length = self._workload.prompt_length
+        return self._trained.begin(batch, loss, microbatches, length, temperature, tag)
+
+    def finish_minibatch(self, done: Pass) -> dict[str, float]:
+        """The last third of `train_minibatch`: the optimizer step, after all microtasks. Collective."""
+        return self._trained.finish(done)
+
+    @property
+    def _trained(self) -> Trainer:
         if self._trainer is None:
             raise ValueError("the engine is not trainable, or its weights have not been loaded")
-        return self._trainer.step(batch, loss, microbatches, self._workload.prompt_length, temperature)
+        return self._trainer
+
+    def _check_tokens(self, tokens: Tensor) -> None:
+        highest = int(tokens.max()) if len(tokens) else -1
+        if highest >= self.spec.vocabulary:
+            raise UnknownTokenError(
+                f"token id {highest} is not in the model's vocabulary of {self.spec.vocabulary} tokens"
+            )
 
     def finish_version(self) -> int:
         """The training operator is done: its weights are the next version, whose number is returned."""

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from ir_schema.model import ModelSpec, padded_vocabulary
 from rpeg_rt.engine.groups import LayoutGroups
@@ -22,6 +23,7 @@ from rpeg_rt.engine.shim import (
     TransformerBlock,
     TransformerBlockSubmodules,
     TransformerConfig,
+    TransformerLayer,
     VocabParallelEmbedding,
     attention,
     device,
@@ -85,6 +87,22 @@ class SelfAttention(attention.SelfAttention):  # type: ignore[misc]
         finally:
             for name, function in saved.items():
                 setattr(attention, name, function)
+
+
+class Layer(TransformerLayer):  # type: ignore[misc]
+    """Megatron's transformer layer, of which the backward pass keeps the input alone and runs it again."""
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
+        """Hidden states [s, b, h] to [s, b, h]; the second result is Megatron's unused context."""
+
+        def run(hidden: Tensor) -> Tensor:
+            output: Tensor = super(Layer, self).forward(hidden, **kwargs)[0]
+            return output
+
+        if not torch.is_grad_enabled():
+            return run(hidden_states), None
+        # There is no dropout, so the second run needs no random state of the first.
+        return checkpoint(run, hidden_states, use_reentrant=True, preserve_rng_state=False), None
 
 
 class ScalarHead(torch.nn.Module):
@@ -220,6 +238,7 @@ class Model(MegatronModule):  # type: ignore[misc]
 
 def _decoder(spec: ModelSpec, groups: LayoutGroups, config: Any) -> Any:
     layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=spec.qk_norm)
+    layer.module = Layer
     layer.submodules.input_layernorm = RMSNorm
     layer.submodules.pre_mlp_layernorm = RMSNorm
     layer.submodules.self_attention.module = SelfAttention
@@ -265,15 +284,15 @@ class _TokenLogProbability(torch.autograd.Function):
         if parallel:
             dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
         shifted = wide - highest[:, None]
-        exponent = shifted.exp()
         local = target - group.rank() * logits.size(-1)
         elsewhere = (local < 0) | (local >= logits.size(-1))
         local = local.masked_fill(elsewhere, 0)
         chosen = shifted.gather(-1, local[:, None])[:, 0].masked_fill(elsewhere, 0.0)
+        exponent = shifted.exp_()  # In place: these are the largest tensors of a training step.
         sums = torch.stack([exponent.sum(-1), chosen])
         if parallel:
             dist.all_reduce(sums, group=group)
-        ctx.save_for_backward(exponent / sums[0][:, None], local, elsewhere)
+        ctx.save_for_backward(exponent.div_(sums[0][:, None]), local, elsewhere)
         ctx.dtype = logits.dtype
         return sums[1] - sums[0].log()
 

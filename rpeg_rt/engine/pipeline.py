@@ -1,16 +1,18 @@
 """One pipeline stage of one model, driven microtask by microtask.
 
-A training step is an ordered list of forward and backward microtasks per stage; plain 1F1B is one such
-list, the interleaving of two models another. Any order works in which a stage's microbatches go forward
-and backward each in ascending order and which does not wait in a circle.
+A training step is an ordered list of forward and backward microtasks per rank. Those of one model are in
+1F1B order; those of two models on the same ranks may be interleaved in any way that does not wait in a
+circle. Messages of different models between two ranks differ in their tag.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from rpeg_rt.engine.alignment import Aligned
 from rpeg_rt.engine.groups import LayoutGroups
@@ -39,70 +41,89 @@ def one_forward_one_backward(stage: int, stages: int, microbatches: int) -> list
 class Sender:
     """Sends to other ranks without waiting; keeps what is sent alive until it has been received."""
 
-    def __init__(self) -> None:
-        self._pending: list[tuple[dist.Work | None, Tensor]] = []
+    def __init__(self, tag: int = 0) -> None:
+        self._tag = tag
+        self._pending: deque[tuple[dist.Work | None, Tensor]] = deque()
+        self._settled = 0
 
     def send(self, tensor: Tensor, rank: int) -> None:
         """Post a send to a global rank."""
         tensor = tensor.contiguous()
-        self._pending.append((dist.isend(tensor, rank), tensor))
+        self._pending.append((dist.isend(tensor, rank, tag=self._tag), tensor))
 
     def wait(self, keep: int = 0) -> None:
         """Wait for all sends but the `keep` latest."""
-        finished = self._pending[: len(self._pending) - keep]
-        self._pending = self._pending[len(finished) :]
-        for work, _ in finished:
+        self.settle(self._settled + len(self._pending) - keep)
+
+    def settle(self, count: int) -> None:
+        """Wait for the first `count` of all sends, and let go of what was sent."""
+        while self._settled < count:
+            work, _ = self._pending.popleft()
+            self._settled += 1
             if work is not None:
                 work.wait()
 
 
 class Stage:
-    """The microbatches of one pass through this rank's stage."""
+    """The microbatches of one pass through this rank's stage.
 
-    def __init__(self, model: Model, microbatches: Sequence[Aligned]) -> None:
-        self._model, self._microbatches = model, microbatches
+    Between forward and backward a microbatch keeps what the model's backward pass needs, which is the inputs
+    of its layers; sent tensors are let go as soon as the other side has shown that it received them.
+    """
+
+    def __init__(self, model: Model, microbatches: Sequence[Aligned], tag: int = 0) -> None:
+        self._model, self._microbatches, self._tag = model, microbatches, tag
         self._groups: LayoutGroups = model.groups
-        self._live: dict[int, tuple[Tensor | None, Tensor]] = {}
-        self._sender = Sender()
+        self._live: dict[int, tuple[Tensor | None, GradientEdge | None]] = {}
+        self._onward, self._back = Sender(tag), Sender(tag)
 
     def forward(self, index: int, training: bool) -> Tensor | None:
         """Run microbatch `index` through the stage: hidden states [s, b, h] on the last, None elsewhere.
 
         While training, `backward` of the same microbatch must follow.
         """
-        groups, ids = self._groups, self._microbatches[index].ids
+        groups, stage = self._groups, self._groups.place.pipeline
         received = None
         if not groups.is_first_stage:
-            shape = (ids.size(1), ids.size(0), self._model.config.hidden_size)
-            received = self._receive(shape, groups.place.pipeline - 1).requires_grad_(training)
-        output: Tensor = self._model(ids, received)
+            received = self._receive(index, stage - 1).requires_grad_(training)
+            if training:
+                # In 1F1B order it was sent after all gradients but those of the sender's warm-up had come.
+                self._back.settle(index - (groups.layout.pipeline_parallel - stage))
+        output: Tensor = self._model(self._microbatches[index].ids, received)
         if training:
-            self._live[index] = (received, output)
+            self._live[index] = (received, None if groups.is_last_stage else get_gradient_edge(output))
         if groups.is_last_stage:
             return output
-        self._sender.send(output.detach(), groups.stage_rank(groups.place.pipeline + 1))
+        self._onward.send(output.detach(), groups.stage_rank(stage + 1))
+        if not training:
+            self._onward.wait(keep=1)
         return None
 
     def backward(self, index: int, loss: Tensor | None) -> None:
         """Backward of microbatch `index`; `loss` is its scalar on the last stage, None elsewhere."""
+        stage = self._groups.place.pipeline
         received, output = self._live.pop(index)
         if loss is not None:
             loss.backward()  # type: ignore[no-untyped-call]
-        else:
-            gradient = self._receive(output.shape, self._groups.place.pipeline + 1)
+        elif output is not None:
+            gradient = self._receive(index, stage + 1)
+            self._onward.settle(index + 1)
             torch.autograd.backward(output, gradient)
         if received is not None:
             if received.grad is None:
                 raise RuntimeError("the stage's input received no gradient")
-            self._sender.send(received.grad, self._groups.stage_rank(self._groups.place.pipeline - 1))
+            self._back.send(received.grad, self._groups.stage_rank(stage - 1))
 
     def finish(self) -> None:
         """Wait until everything sent has been received."""
-        self._sender.wait()
+        self._onward.wait()
+        self._back.wait()
 
-    def _receive(self, shape: Sequence[int], stage: int) -> Tensor:
-        buffer = torch.empty(tuple(shape), dtype=self._model.config.params_dtype, device=device())
-        dist.recv(buffer, self._groups.stage_rank(stage))
+    def _receive(self, index: int, stage: int) -> Tensor:
+        """Hidden states of a microbatch, or their gradient, from another stage: [s, b, h]."""
+        (batch, length), config = self._microbatches[index].ids.shape, self._model.config
+        buffer = torch.empty(length, batch, config.hidden_size, dtype=config.params_dtype, device=device())
+        dist.recv(buffer, self._groups.stage_rank(stage), tag=self._tag)
         return buffer
 
 

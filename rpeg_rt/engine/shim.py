@@ -41,6 +41,7 @@ with warnings.catch_warnings():
     from megatron.core.transformer import TransformerConfig, attention
     from megatron.core.transformer.module import MegatronModule
     from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
+    from megatron.core.transformer.transformer_layer import TransformerLayer
 
 __all__ = [
     "ColumnParallelLinear",
@@ -53,6 +54,7 @@ __all__ = [
     "TransformerBlock",
     "TransformerBlockSubmodules",
     "TransformerConfig",
+    "TransformerLayer",
     "VocabParallelEmbedding",
     "attention",
     "device",

@@ -6,7 +6,7 @@ so neither microbatches nor replicas can be seen in the result. The gradient nor
 model in the precision of the gradients' sum (Megatron's own is in single precision).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -17,9 +17,15 @@ from torch import Tensor
 
 from ir_schema.problem import Optimizer
 from rpeg_rt.algorithms.batch import Metrics, TrainBatch
-from rpeg_rt.engine.alignment import align
+from rpeg_rt.engine.alignment import align, by_length
 from rpeg_rt.engine.model import Model
-from rpeg_rt.engine.pipeline import Stage, one_forward_one_backward, response_logp, response_values
+from rpeg_rt.engine.pipeline import (
+    Stage,
+    Task,
+    one_forward_one_backward,
+    response_logp,
+    response_values,
+)
 from rpeg_rt.engine.shim import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -49,6 +55,69 @@ class TokenOutputs:
 
 Loss = Callable[[TokenOutputs, TrainBatch], tuple[Tensor, Metrics]]
 """Sum over the rows' response tokens of the loss, and sums of other figures, for some rows."""
+
+
+class Pass:
+    """A minibatch on its way through this rank's stage: gradients accumulate, figures add up.
+
+    `tokens` are the minibatch's response tokens over all replicas, by which its loss is divided. `order` is
+    the 1F1B order of its microtasks; `run` may be called in it only.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        batch: TrainBatch,
+        loss: Loss,
+        microbatches: int,
+        prompt_length: int,
+        temperature: float,
+        tokens: float,
+        tag: int,
+    ) -> None:
+        self._model, self._batch, self._loss = model, batch, loss
+        self._temperature, self.tokens = temperature, tokens
+        self._parts = _split(batch, microbatches)
+        self._aligned = [align(p.tokens, prompt_length) for p in self._parts]
+        self._stage = Stage(model, self._aligned, tag)
+        self._losses: dict[int, Tensor] = {}
+        self._sums: Metrics = {}
+        place, stages = model.groups.place, model.groups.layout.pipeline_parallel
+        self.order = one_forward_one_backward(place.pipeline, stages, len(self._parts))
+
+    def run(self, task: Task) -> None:
+        """Carry out one microtask."""
+        if task.direction == "F":
+            self._forward(task.microbatch)
+        else:
+            self._stage.backward(task.microbatch, self._losses.pop(task.microbatch, None))
+
+    def _forward(self, i: int) -> None:
+        hidden = self._stage.forward(i, training=True)
+        if hidden is None:
+            return
+        model, rows = self._model, self._aligned[i]
+        logp = values = None
+        if model.lm_head is not None:
+            logp = response_logp(model, hidden, rows, self._temperature)
+        if model.value_head is not None:
+            values = response_values(model, hidden, rows)
+        total, metrics = self._loss(TokenOutputs(logp, values), self._parts[i])
+        self._losses[i] = total / self.tokens
+        _add(self._sums, {"loss": total, **metrics})
+
+    def finish(self) -> Metrics:
+        """All microtasks have run: on the last stage, the sums of this replica's figures."""
+        self._stage.finish()
+        model = self._model
+        if not self._parts and model.groups.is_last_stage:
+            # A replica without rows still takes part in the reduction, so it needs the metrics' names.
+            empty = torch.zeros(self._batch.mask.shape, dtype=model.wide, device=device())
+            logp = None if model.lm_head is None else empty
+            values = None if model.value_head is None else empty
+            total, metrics = self._loss(TokenOutputs(logp, values), self._batch)
+            _add(self._sums, {"loss": total, **metrics})
+        return self._sums
 
 
 class Trainer:
@@ -87,64 +156,32 @@ class Trainer:
             )
         (self._optimizer,) = chained.chained_optimizers
 
-    def step(
-        self, batch: TrainBatch, loss: Loss, microbatches: int, prompt_length: int, temperature: float
-    ) -> dict[str, float]:
-        """One step on this replica's rows of a minibatch (see `Engine.train_minibatch`)."""
+    def begin(
+        self,
+        batch: TrainBatch,
+        loss: Loss,
+        microbatches: int,
+        prompt_length: int,
+        temperature: float,
+        tag: int,
+    ) -> "Pass":
+        """Start a step on this replica's rows of a minibatch (see `Engine.begin_minibatch`)."""
         self._parallel.zero_grad_buffer()
         tokens = torch.stack([batch.mask.sum(dtype=torch.float64)]).to(device())
         dist.all_reduce(tokens, group=self._collection.dp)
-        sums = self._gradients(
-            _split(batch, microbatches), batch, loss, prompt_length, temperature, max(float(tokens[0]), 1.0)
-        )
+        divisor = max(float(tokens[0]), 1.0)
+        return Pass(self._model, batch, loss, microbatches, prompt_length, temperature, divisor, tag)
+
+    def finish(self, done: "Pass") -> dict[str, float]:
+        """Reduce the gradients of a pass and step (see `Engine.finish_minibatch`)."""
+        sums = done.finish()
         finalize_model_grads([self._parallel], None, pg_collection=self._collection)
-        metrics = self._reduced(sums, max(float(tokens[0]), 1.0))
+        metrics = self._reduced(sums, done.tokens)
         metrics["gradient_norm"] = self._clipped_norm()
         metrics["learning_rate"] = self._set_learning_rate()
         self._optimizer.step_with_ready_grads()
         self.steps += 1
         return metrics
-
-    def _gradients(
-        self,
-        parts: Sequence[TrainBatch],
-        batch: TrainBatch,
-        loss: Loss,
-        prompt_length: int,
-        temperature: float,
-        tokens: float,
-    ) -> Metrics:
-        """Accumulate gradients over the microbatches; on the last stage, sums of the metrics."""
-        groups, model = self._groups, self._model
-        aligned = [align(p.tokens, prompt_length) for p in parts]
-        stage = Stage(model, aligned)
-        losses: dict[int, Tensor] = {}
-        sums: Metrics = {}
-        order = one_forward_one_backward(groups.place.pipeline, groups.layout.pipeline_parallel, len(parts))
-        for task in order:
-            i = task.microbatch
-            if task.direction == "B":
-                stage.backward(i, losses.pop(i, None))
-                continue
-            hidden = stage.forward(i, training=True)
-            if hidden is not None:
-                logp = values = None
-                if model.lm_head is not None:
-                    logp = response_logp(model, hidden, aligned[i], temperature)
-                if model.value_head is not None:
-                    values = response_values(model, hidden, aligned[i])
-                total, metrics = loss(TokenOutputs(logp, values), parts[i])
-                losses[i] = total / tokens
-                _add(sums, {"loss": total, **metrics})
-        stage.finish()
-        if not parts and groups.is_last_stage:
-            # A replica without rows still takes part in the reduction, so it needs the metrics' names.
-            empty = torch.zeros(batch.mask.shape, dtype=model.wide, device=device())
-            logp = None if model.lm_head is None else empty
-            values = None if model.value_head is None else empty
-            total, metrics = loss(TokenOutputs(logp, values), batch)
-            _add(sums, {"loss": total, **metrics})
-        return sums
 
     def _reduced(self, sums: Metrics, tokens: float) -> dict[str, float]:
         """Sums over all replicas, divided by the tokens; nothing but on the last stage."""
@@ -194,10 +231,11 @@ class Trainer:
 
 
 def _split(batch: TrainBatch, microbatches: int) -> list[TrainBatch]:
-    """Contiguous blocks of rows of nearly equal size, without empty ones."""
+    """Blocks of rows of nearly equal size, shortest sequences first, without empty ones."""
     count = min(microbatches, len(batch))
     if count <= 1:
         return [batch] if count else []
+    batch = batch.select(by_length(batch.tokens))
     bounds = [len(batch) * i // count for i in range(count + 1)]
     return [batch.select(slice(*pair)) for pair in pairwise(bounds)]
 

@@ -1,6 +1,7 @@
 """Weights moved between layouts are canonical slices; rings hold the versions they should."""
 
 import itertools
+import weakref
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from ir_schema.problem import Optimizer
 from rpeg_rt.algorithms.batch import TrainBatch
 from rpeg_rt.engine import UnsupportedModelError, route
-from rpeg_rt.engine.engine import Engine, VersionError
+from rpeg_rt.engine.engine import Engine, UnknownTokenError, VersionError
 from rpeg_rt.engine.training import NumericError
 from rpeg_rt.engine.transfer import exchange, move_fragments
 from tests.rpeg_rt.engine import harness
@@ -98,6 +99,33 @@ def ring(_):
     return True
 
 
+def released(_):
+    spec, groups = harness.spec(), harness.groups_of([0], layout())
+    serving = empty(spec, groups)
+    serving.load(harness.canonical)
+    tokens = torch.cat([harness.prompts(), torch.ones(4, WORKLOAD.response_length, dtype=torch.int32)], 1)
+    first = serving.score(tokens, 1, "logp")
+    weights = [weakref.ref(s.tensor.untyped_storage()) for s in serving.shards()]
+    serving.release()
+    assert serving.versions == []
+    assert not any(ref() for ref in weights)
+    with pytest.raises(VersionError, match=r"version 0 is not held, but \[\]"):
+        serving.use(0)
+    for shard in serving.shards(1):
+        shard.tensor.copy_(harness.canonical(shard.name, shard.global_shape)[shard.slices])
+    serving.install(1)
+    serving.use(1)
+    assert torch.equal(serving.score(tokens, 1, "logp"), first)
+    trained = harness.engine(spec, groups, trainable=Optimizer())
+    with pytest.raises(ValueError, match="trainable"):
+        trained.release()
+    return True
+
+
+def test_released_weights_take_no_memory_until_the_next_version():
+    assert harness.launch(1, released) == [True]
+
+
 def refusals(_):
     groups = harness.groups_of([0], layout())
     with pytest.raises(UnsupportedModelError, match="activation relu"):
@@ -111,13 +139,25 @@ def refusals(_):
         frozen.score(torch.ones(1, WORKLOAD.total_length, dtype=torch.int32), 1, "values")
     with pytest.raises(ValueError, match="not trainable"):
         frozen.train_minibatch(batch(), lambda *_: None, 1)
+    with pytest.raises(UnsupportedModelError, match="longer than the 13 positions"):
+        empty(harness.spec(max_positions=13), groups)
+    foreign = torch.full((1, WORKLOAD.total_length), 61, dtype=torch.int32)
+    unknown = r"token id 61 is not in the model's vocabulary of 61 tokens"
+    with pytest.raises(UnknownTokenError, match=unknown):
+        frozen.score(foreign, 1, "logp")
+    with pytest.raises(UnknownTokenError, match=unknown):
+        frozen.start_generation(
+            foreign[:, :1], [0], 1, seed=0, step=0, temperature=1.0, top_p=1.0, eos=None, microbatches=1
+        )
+    with pytest.raises(UnknownTokenError, match=unknown):
+        frozen.train_minibatch(batch(61), lambda *_: None, 1)
     with pytest.raises(ValueError, match="3 ranks"):
         harness.groups_of([0], layout(3))
     return True
 
 
-def batch():
-    tokens = torch.ones(2, WORKLOAD.total_length, dtype=torch.int32)
+def batch(token=1):
+    tokens = torch.full((2, WORKLOAD.total_length), token, dtype=torch.int32)
     mask = tokens[:, WORKLOAD.prompt_length :] >= 0
     zero = torch.zeros(mask.shape, dtype=torch.float64)
     return TrainBatch(torch.arange(2), tokens, mask, zero, zero, zero, zero)
