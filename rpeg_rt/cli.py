@@ -219,6 +219,5 @@ def main(args: list[str] | None = None) -> int:
     except click.ClickException as exc:
         return _fail(ExitCode.USAGE, exc.format_message())
     except RunError as exc:
-        text = str(exc)
-        return _fail(exc.code, f"\n{text}" if text.startswith("  - ") else text)
+        return _fail(exc.code, str(exc))
     return result if isinstance(result, int) else 0

@@ -36,7 +36,7 @@ class PreflightError(RunError):
 
     def __init__(self, missing: list[str]) -> None:
         self.missing = missing
-        super().__init__("\n".join(f"  - {m}" for m in missing))
+        super().__init__("the plan cannot run here:" + "".join(f"\n  - {m}" for m in missing))
 
 
 class WorkerLostError(RunError):
@@ -64,7 +64,7 @@ class VerificationError(RunError):
 
     def __init__(self, violations: list[str]) -> None:
         self.violations = violations
-        super().__init__("\n".join(f"  - {v}" for v in violations))
+        super().__init__("the trace does not follow the plan:" + "".join(f"\n  - {v}" for v in violations))
 
 
 class NumericError(RunError):

@@ -48,11 +48,11 @@ class MissingRowsError(Exception):
 def to_ranges(indices: Iterable[int]) -> Ranges:
     """Ranges of ascending, distinct indices."""
     ranges: list[tuple[int, int]] = []
-    for i in indices:
+    for i in map(int, indices):
         if ranges and ranges[-1][1] == i:
             ranges[-1] = (ranges[-1][0], i + 1)
         else:
-            ranges.append((int(i), int(i) + 1))
+            ranges.append((i, i + 1))
     return tuple(ranges)
 
 
