@@ -8,6 +8,7 @@ from ir_schema.diagnostics import Diagnostic, Span
 from rpegc.diagnostics.source import Source
 
 TAB = 4
+WIDEST, CONTEXT = 140, 40
 _COLOURS = {"error": "1;31", "warning": "1;33", "note": "1;36"}
 _BLUE, _BOLD = "1;34", "1"
 
@@ -123,11 +124,11 @@ def _excerpt(
         if last and number > last + 1:
             lines.append(paint("...", _BLUE))
         last = number
-        code = source.line(number)
+        code, shift = _window(source.line(number), source.position(by_line[number][0][0].start)[1] - 1)
         label = paint(str(number).rjust(len(margin)), _BLUE)
         lines.append(f"{label} {bar} {code.expandtabs(TAB)}".rstrip())
         for span, text, primary in by_line[number]:
-            start = source.position(span.start)[1] - 1
+            start = min(max(source.position(span.start)[1] - 1 - shift, 0), len(code))
             end = min(start + max(span.end - span.start, 1), max(len(code), start + 1))
             before = _width(code[:start].expandtabs(TAB))
             marks = max(_width(code[:end].expandtabs(TAB)) - before, 1)
@@ -136,6 +137,15 @@ def _excerpt(
             lines.append(f"{margin} {bar} {' ' * before}{sign}{note}")
     lines.append(f"{margin} {bar}")
     return lines
+
+
+def _window(code: str, focus: int) -> tuple[str, int]:
+    """The part of a very long line around column `focus`, and how far it was shifted to the left."""
+    if len(code) <= WIDEST:
+        return code, 0
+    low = max(0, min(focus - CONTEXT, len(code) - WIDEST))
+    head, tail = "…" if low else "", "…" if low + WIDEST < len(code) else ""
+    return head + code[low : low + WIDEST] + tail, low - len(head)
 
 
 def _range(source: Source | None, span: Span | None) -> dict[str, int]:

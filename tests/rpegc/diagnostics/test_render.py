@@ -90,3 +90,13 @@ def test_the_innermost_known_place_is_taken() -> None:
     assert locate("graph.vertices[2].reads[7]", places) == places["graph.vertices[2]"]
     assert locate("graph.vertices[22]", places) == places["graph"]
     assert locate("plan", places) is None
+
+
+def test_a_very_long_line_is_cut_around_the_place() -> None:
+    text = "a" * 500 + "HERE" + "b" * 500
+    source = Source("x.json", text, {"here": Span(start=500, end=504), "far": Span(start=990, end=995)})
+    found = Diagnostic(code="E102", message="m", labels=(Label(path="here"), Label(path="far")))
+    _, place, _, code, carets, far, *_ = render([found], source).splitlines()
+    assert place == " --> x.json:1:501"
+    assert max(map(len, (code, carets, far))) < 160
+    assert code[carets.index("^") : carets.rindex("^") + 1] == "HERE"
