@@ -40,21 +40,31 @@ def split_vertices(analysis: Analysis, plan: Plan) -> frozenset[str]:
 
 
 def fused_pair(analysis: Analysis, plan: Plan) -> tuple[str, str] | None:
-    """The two training vertices that become one composite, in index order; None if fusion has no effect.
-
-    They must train different models on the same allocation with the same layout, and E* must stay
-    acyclic when they are merged.
-    """
+    """The two training vertices that become one composite, in index order; None if fusion has no effect."""
     pair = analysis.problem.options.fuse
-    if pair is None or any(name not in plan for name in pair):
+    if pair is None or fusion_obstacle(analysis, plan) is not None:
         return None
     first, second = sorted(pair, key=lambda name: analysis.index[name])
-    a, b = analysis.vertex[first], analysis.vertex[second]
+    return first, second
+
+
+def fusion_obstacle(analysis: Analysis, plan: Plan) -> str | None:
+    """Why `options.fuse` has no effect under `plan`; None if it has one, or if nothing is to be fused.
+
+    Two training vertices of different models are fused if they have the same allocation and the same
+    layout, and E* stays acyclic when they are merged.
+    """
+    pair = analysis.problem.options.fuse
+    if pair is None:
+        return None
+    a, b = (analysis.vertex[name] for name in pair)
     if a.role != "training" or b.role != "training" or a.model == b.model:
-        return None
-    if plan[first].allocation != plan[second].allocation or plan[first].layout != plan[second].layout:
-        return None
-    return (first, second) if analysis.is_acyclic(merge=(first, second)) else None
+        return "they are not training vertices of two models"
+    if plan[a.name].allocation != plan[b.name].allocation:
+        return "they have different allocations"
+    if plan[a.name].layout != plan[b.name].layout:
+        return "they have different layouts"
+    return None if analysis.is_acyclic(merge=pair) else "one of them has to wait for the other"
 
 
 def phase_fractions(analysis: Analysis) -> list[float]:

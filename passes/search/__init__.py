@@ -15,6 +15,7 @@ from ir_schema.base import Record
 from ir_schema.diagnostics import Diagnostic, DiagnosticError
 from ir_schema.problem import Problem, SearchSpace
 from ir_schema.stages import Configuration, SearchReport
+from passes.analysis import Analysis
 from passes.base import Pass
 from passes.search.annealing import Annealing, Switches
 from passes.search.concurrent import concurrent
@@ -27,7 +28,7 @@ from passes.search.polish import polish
 from passes.search.progress import WATCH, Progress, Watch
 from passes.search.space import Enumerated, Space, build
 from passes.search.structures import structures
-from passes.structure import Plan
+from passes.structure import Plan, fusion_obstacle
 
 __all__ = ["WATCH", "Progress", "Search", "Watch", "legal"]
 
@@ -41,12 +42,18 @@ def take(problem: Problem) -> Configuration:
     found = plan_errors(problem, problem.plan)
     if found:
         raise DiagnosticError(found)
+    chosen = msgspec.structs.replace(problem, plan={}, search=None)
     plan = {v: complete(p) for v, p in problem.plan.items()}
-    return Configuration(
-        problem=msgspec.structs.replace(problem, plan={}, search=None),
-        plan=plan,
-        search=SearchReport(method="none"),
-    )
+    notes = tuple(_fusion_note(chosen, plan))
+    return Configuration(problem=chosen, plan=plan, search=SearchReport(method="none", notes=notes))
+
+
+def _fusion_note(problem: Problem, plan: Plan) -> list[str]:
+    """What the report says of a fusion that was asked for and has no effect."""
+    obstacle = fusion_obstacle(Analysis(problem), plan)
+    if obstacle is None:
+        return []
+    return [f"fusing {' and '.join(problem.options.fuse or ())} has no effect: {obstacle}"]
 
 
 @dataclass(frozen=True)
@@ -201,8 +208,10 @@ def _configuration(
     for name in ("greedy", "concurrent"):
         if name in ledger.tried and name not in baselines:
             notes.append(f"the {name} plan does not fit in memory")
+    problem = msgspec.structs.replace(chosen.problem, plan={}, search=None)
+    notes += _fusion_note(problem, best.plan)
     return Configuration(
-        problem=msgspec.structs.replace(chosen.problem, plan={}, search=None),
+        problem=problem,
         plan={v: best.plan[v] for v in chosen.vertices},
         search=SearchReport(
             method=search.method,
