@@ -21,13 +21,18 @@ class UnrealisableError(Exception):
 
 @dataclass(frozen=True)
 class Weights:
-    """One place where a model's weights live: master weights (`training`) or a serving layout's copies."""
+    """One place where a model's weights live: master weights (`training`) or a serving layout's copies.
+
+    `lasting`: they stay from step to step; else each version is held from its installation (or the start of
+    the run) to its last reader.
+    """
 
     model: str
     allocation: Allocation
     layout: Layout
     training: bool
     copies: int
+    lasting: bool = True
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,18 @@ class Realisation:
         found = {} if model is None else {model: 0}
         return found | {m: max(0, step + offset) for m, offset in node.reads.items()}
 
+    def weights_read(self, bound: BoundNode) -> Weights | None:
+        """The place whose weights a node uses: an Op's own, a transfer's source."""
+        if bound.transfer is not None:
+            return bound.transfer.source
+        return self.serving.get(bound.node.vertex) if bound.node.kind == "Op" else None
+
+    def weight_readers(self, place: Weights, step: int) -> int:
+        """How many nodes of `step` use the weights at `place`."""
+        return sum(
+            1 for b in self.bound.values() if b.node.first_step <= step and self.weights_read(b) == place
+        )
+
     def readers(self, node: int, container: str) -> int:
         """How many nodes read `container` of `node`, on workers and on the host."""
         return self.worker_readers[node, container] + self.host_readers[node, container]
@@ -154,8 +171,10 @@ class Realisation:
             for t in trainers
         )
         training = v.role == "training" or shared
-        copies = 1 if training or v.model not in graph.trainable else max(1, tau)
-        return Weights(v.model, p.allocation, p.layout, training, copies)
+        frozen = v.model not in graph.trainable
+        copies = 1 if training or frozen else max(1, tau)
+        lasting = training or frozen or tau > 0
+        return Weights(v.model, p.allocation, p.layout, training, copies, lasting)
 
     def _bind(self, n: TemplateNode) -> BoundNode:
         ranks = sorted(

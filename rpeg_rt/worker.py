@@ -82,6 +82,7 @@ class Worker:
         self.store = Store()
         self.generating = Generating(self.run, self.problem.workload, start.seed, start.eos)
         self.routes: dict[int, list[Fragment]] = {}
+        self._weights_taken: dict[Weights, int] = {}
 
     def _groups(self, place: Weights) -> LayoutGroups:
         return self.groups[self.realisation.ranks(place.allocation), place.layout]
@@ -129,6 +130,7 @@ class Worker:
             layout = self._layout_in_use(bound)
         else:
             left = held if self.rank in self.realisation.destination(bound.node) else {}
+        self._release_weights(bound, command.step)
         readers = self.realisation.worker_readers
         for name, rows in left.items():
             self.store.put(Key(command.node, command.step, name), rows, readers[command.node, name])
@@ -251,6 +253,17 @@ class Worker:
                     received[f.source] = received.get(f.source, 0) + size
         ledger.add(sent, received)
         return reads, writes
+
+    def _release_weights(self, bound: BoundNode, step: int) -> None:
+        """Let go of weights that do not last, after their last reader of the step."""
+        place = self.realisation.weights_read(bound)
+        if place is None or place.lasting or place not in self.engines:
+            return
+        taken = self._weights_taken.pop(place, 0) + 1
+        if taken == self.realisation.weight_readers(place, step):
+            self.engines[place].release()
+        else:
+            self._weights_taken[place] = taken
 
     # Operators ---------------------------------------------------------------------------------------------
 
