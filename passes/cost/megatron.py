@@ -7,6 +7,7 @@ everything a term is made of stands in `megatron_compute`, `megatron_network` an
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -157,7 +158,7 @@ class MegatronCost(CostModel):
         if layout.tensor_parallel == 1:
             return 0.0
         width = m.hidden * m.bytes_per_parameter / layout.context_parallel
-        reduces = sum(1 + _reduces_feed_forward(m, i) for i in range(m.layers)) / layout.pipeline_parallel
+        reduces = _reductions(m) / layout.pipeline_parallel
         one = self.network.tensor_all_reduce(layout, tokens * width)
         first, last = one, 0.0
         if m.has_lm_head and sampling:
@@ -189,9 +190,9 @@ class MegatronCost(CostModel):
             if m.latent_attention is not None:
                 block = m.latent_attention.kv_rank + m.latent_attention.rope_head
             scores = self.compute.attention(m, kind, layout, work) / layout.context_parallel
-            for nbytes, meanwhile in zip(rows * block * m.bytes_per_parameter, scores, strict=True):
-                exposed = self.network.ring_step(layout, float(nbytes)) - float(meanwhile)
-                total += count * steps * max(0.0, exposed) / len(rows)
+            link = self.network.ring(layout)
+            exposed = link.alpha + rows * block * m.bytes_per_parameter * link.beta - scores
+            total += count * steps * _mean(np.maximum(exposed, 0.0))
         return total
 
     def _expert_parallel(self, m: ModelSpec, layout: Layout, tokens: float, *, decoding: bool) -> float:
@@ -287,9 +288,11 @@ class MegatronCost(CostModel):
         return self.residency.memory(plan, nodes)
 
 
-def _reduces_feed_forward(m: ModelSpec, layer: int) -> bool:
-    """Whether a layer's feed-forward part is summed over tensor ranks: routed experts are whole on theirs."""
-    return not parameters.has_experts(m, layer) or bool(m.experts and m.experts.shared_ffn)
+@lru_cache(maxsize=256)
+def _reductions(m: ModelSpec) -> int:
+    """Sums over tensor ranks in a forward pass: two a layer, but routed experts are whole on their rank."""
+    shared = m.experts is not None and m.experts.shared_ffn > 0
+    return sum(2 if shared or not parameters.has_experts(m, layer) else 1 for layer in range(m.layers))
 
 
 def _mean(values: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> float:

@@ -100,12 +100,16 @@ class Compute:
 
     def product(self, rows: Array, columns: int, inner: int, width: int) -> Array:
         """[rows, inner] times [inner, columns], `width` bytes per element."""
+        return np.maximum(self._product(rows, columns, inner, width), self.hardware.kernel_seconds)
+
+    def _product(self, rows: Array, columns: int, inner: int, width: int) -> Array:
+        """A product as a part of a larger kernel."""
         h = self.hardware
         narrow = min(columns, inner)
         rate = h.peak_flops * rows / (rows + h.gamma_M) * narrow / (narrow + h.gamma_K)
         arithmetic = 2.0 * rows * columns * inner / rate
         traffic = width * (rows * inner + float(columns) * inner + rows * columns) / h.memory_bandwidth
-        return np.maximum(np.maximum(arithmetic, traffic), h.kernel_seconds)
+        return np.maximum(arithmetic, traffic)
 
     def attention(self, spec: ModelSpec, kind: Kind, layout: Layout, work: Work) -> Array:
         """Scores and values of one layer; a causal pass counts half of the square."""
@@ -133,7 +137,8 @@ class Compute:
         return np.maximum(np.maximum(arithmetic, traffic), h.kernel_seconds)
 
     def experts(self, spec: ModelSpec, layout: Layout, rows: Array) -> Array:
-        """The routed experts of one layer under balanced routing, `rows` tokens entering on this GPU."""
+        """The routed experts of one layer under balanced routing, `rows` tokens entering on this GPU: two
+        grouped products, one kernel each for all local experts."""
         assert spec.experts is not None
         e = spec.experts
         copies = expert_copies(spec, rows)
@@ -142,7 +147,8 @@ class Compute:
         each = copies / touched
         total = np.zeros_like(each)
         for columns, inner in _feed_forward(spec, e.ffn, 1):
-            total = total + touched * self.product(each, columns, inner, spec.bytes_per_parameter)
+            grouped = touched * self._product(each, columns, inner, spec.bytes_per_parameter)
+            total = total + np.maximum(grouped, self.hardware.kernel_seconds)
         return total
 
     def layer(self, spec: ModelSpec, kind: Kind, layout: Layout, work: Work, *, decoding: bool) -> Array:

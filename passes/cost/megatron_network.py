@@ -56,10 +56,9 @@ class Network:
         near = point_to_point(links.intra, nbytes)
         return ((stages - 1 - inter) * near + inter * point_to_point(far, nbytes)) / (stages - 1)
 
-    def ring_step(self, layout: Layout, nbytes: float) -> float:
-        """One step of a context-parallel ring."""
-        span = layout.tensor_parallel * layout.context_parallel
-        return point_to_point(self.hardware.point_to_point.at(self.tier(span)), nbytes)
+    def ring(self, layout: Layout) -> AlphaBeta:
+        """The link over which a step of a context-parallel ring goes."""
+        return self.point_to_point(self.tier(layout.tensor_parallel * layout.context_parallel))
 
     def gradient_exchange(
         self, layout: Layout, gradients: float, weights: float, participants: int, tensor_members: float = 1.0

@@ -5,6 +5,7 @@ are computed once per shape, and candidates are kept as shapes with their origin
 estimated time, then (P_t, P_p, P_d, mb, waves), then origin: the order in which ties are broken.
 """
 
+import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -91,10 +92,24 @@ class Candidates:
         return tuple(s for n in self.sizes if n < than for s in self.by_size[n])
 
 
+def _worth_spreading(shapes: Iterable[Shape]) -> list[Shape]:
+    """`shapes`, sorted, without those that another P_e in the same layout beats in time or memory and equals
+    in the other: how experts are spread changes nothing else."""
+    kept: list[Shape] = []
+    least: dict[Placement, int] = {}
+    for shape in shapes:
+        layout = msgspec.structs.replace(shape.placement, expert_parallel=1)
+        if layout not in least or shape.nbytes < least[layout]:
+            least[layout] = shape.nbytes
+            kept.append(shape)
+    return kept
+
+
 class Enumeration:
     """One enumeration of a vertex's candidates: what passed each constraint, in the order of `STAGES`.
 
-    `fixed` holds the fields that the plan in the file fixes. `fixed_microbatches` (ablation A3) leaves one
+    `fixed` holds the fields that the plan in the file fixes; `least` is the placement that needs least memory
+    of those that memory was asked of, with its bytes. `fixed_microbatches` (ablation A3) leaves one
     number: P_p for generation and inference, 2 P_p for training, 1 without a pipeline.
     """
 
@@ -111,12 +126,12 @@ class Enumeration:
         self.fixed = fixed
         self.fixed_microbatches = fixed_microbatches
         self.passed: set[str] = set()
-        self.least: Shape | None = None
+        self.least: tuple[Placement, int] | None = None
         self._origins: dict[Extent, tuple[Coordinate, ...]] = {}
 
     def candidates(self) -> Candidates:
         """All candidates; possibly none."""
-        shapes = sorted(self._shapes(), key=lambda s: s.key)
+        shapes = _worth_spreading(sorted(self._shapes(), key=lambda s: s.key))
         extents = {s.placement.extent for s in shapes}
         origins = {extent: self._origins[extent] for extent in extents}
         return Candidates(self.rules.vertex.name, tuple(shapes), origins)
@@ -133,17 +148,16 @@ class Enumeration:
         tps = self._pass("tensor", rules.tensor, fixed.tensor_parallel, range(1, per_node + 1))
         pps = self._pass("pipeline", rules.pipeline, fixed.pipeline_parallel, divisors(rules.model.layers))
         dps = self._pass("data", rules.data, fixed.data_parallel, divisors(rules.problem.workload.prompts))
-        cp, ep = fixed.context_parallel or 1, fixed.expert_parallel or 1
-        if rules.context(cp) is not None:
-            return
-        for tp in tps:
-            for pp in pps:
-                if rules.packing(pp, tp) is not None:
-                    continue
-                for dp in dps:
-                    if rules.gpus(dp * pp * tp * cp) is None and rules.experts(ep, dp * tp * cp) is None:
-                        self.passed.add("packing")
-                        yield dp, pp, tp, cp, ep
+        cps = rules.context_options() if fixed.context_parallel is None else [fixed.context_parallel]
+        for tp, pp, dp, cp in itertools.product(tps, pps, dps, cps):
+            if rules.packing(pp, tp) or rules.context(cp) or rules.gpus(dp * pp * tp * cp):
+                continue
+            ranks = dp * tp * cp
+            eps = rules.expert_options(ranks) if fixed.expert_parallel is None else [fixed.expert_parallel]
+            for ep in eps:
+                if rules.experts(ep, ranks) is None:
+                    self.passed.add("packing")
+                    yield dp, pp, tp, cp, ep
 
     def _pass(
         self, stage: str, rule: Callable[[int], str | None], fixed: int | None, options: Iterable[int]
@@ -201,14 +215,15 @@ class Enumeration:
     def _that_fit(self, placement: Placement) -> Iterator[Shape]:
         """The placement if it fits in memory alone; a generation with the smallest number of waves that
         fits, and some more for plans in which it shares its GPUs."""
-        shape = None
         for waves in self._wave_options(placement):
-            shape = self._shape(placement, waves)
-            if shape.nbytes <= self.evaluator.limit_bytes:
+            p = _in_waves(placement, waves)
+            nbytes = self._nbytes(p)
+            if self.least is None or nbytes < self.least[1]:
+                self.least = p, nbytes
+            if nbytes <= self.evaluator.limit_bytes:
                 self.passed.add("memory")
-                yield shape
-        if shape is not None and (self.least is None or shape.nbytes < self.least.nbytes):
-            self.least = shape
+                time_ns = self.evaluator.operator_ns(self.rules.vertex.name, p)
+                yield Shape(placement=p, gpus=p.layout.gpus, time_ns=time_ns, nbytes=nbytes)
 
     def _wave_options(self, placement: Placement) -> list[int]:
         dp = placement.data_parallel
@@ -220,19 +235,15 @@ class Enumeration:
         low, high = 1, most
         while low < high:
             middle = (low + high) // 2
-            if self._shape(placement, middle).nbytes <= self.evaluator.limit_bytes:
+            if self._nbytes(_in_waves(placement, middle)) <= self.evaluator.limit_bytes:
                 high = middle
             else:
                 low = middle + 1
         return sorted({min(most, low << level) for level in range(WAVE_LEVELS)})
 
-    def _shape(self, placement: Placement, waves: int) -> Shape:
-        if waves != 1:
-            placement = msgspec.structs.replace(placement, waves=waves)
-        vertex = self.rules.vertex
-        return Shape(
-            placement=placement,
-            gpus=placement.layout.gpus,
-            time_ns=self.evaluator.operator_ns(vertex.name, placement),
-            nbytes=self.evaluator.model.operator_bytes(vertex, placement),
-        )
+    def _nbytes(self, placement: Placement) -> int:
+        return self.evaluator.model.operator_bytes(self.rules.vertex, placement)
+
+
+def _in_waves(placement: Placement, waves: int) -> Placement:
+    return placement if waves == 1 else msgspec.structs.replace(placement, waves=waves)

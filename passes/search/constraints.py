@@ -210,6 +210,18 @@ class Rules:
 
     # Degrees beyond three ----------------------------------------------------------------------------
 
+    def context_options(self) -> list[int]:
+        """The P_c worth trying: powers of two that leave every rank `MIN_TOKENS` of the longest sequence."""
+        most = max(1, self.problem.workload.total_length // MIN_TOKENS)
+        options = [1 << i for i in range(most.bit_length())]
+        return [cp for cp in options if self.context(cp) is None]
+
+    def expert_options(self, ranks: int) -> list[int]:
+        """All legal P_e over `ranks` ranks."""
+        experts = self.model.experts
+        options = [1] if experts is None else divisors(experts.routed)
+        return [ep for ep in options if self.experts(ep, ranks) is None]
+
     def context(self, cp: int) -> str | None:
         """P_c splits sequences of training and teacher-forced inference."""
         if cp == 1:

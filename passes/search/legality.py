@@ -206,8 +206,9 @@ def _paths(rules: Rules, p: PartialPlacement, fields: Sequence[str]) -> list[str
 
 def _no_packing(rules: Rules, fixed: PartialPlacement) -> Diagnostic:
     dp, pp, tp = fixed.data_parallel, fixed.pipeline_parallel, fixed.tensor_parallel
+    cp = fixed.context_parallel or 1
     for field, reason in (
-        ("context_parallel", rules.context(fixed.context_parallel or 1)),
+        ("context_parallel", rules.context(cp)),
         ("expert_parallel", rules.experts(fixed.expert_parallel or 1, fixed.expert_parallel or 1)),
     ):
         if reason:
@@ -216,8 +217,9 @@ def _no_packing(rules: Rules, fixed: PartialPlacement) -> Diagnostic:
     if pp is not None and tp is not None:
         if reason := rules.packing(pp, tp):
             return error("E416", reason, *paths[:2])
-        if dp is not None and (reason := rules.gpus(dp * pp * tp)):
-            options = [d for d in divisors(rules.problem.workload.prompts) if rules.gpus(d * pp * tp) is None]
+        if dp is not None and (reason := rules.gpus(dp * pp * tp * cp)):
+            prompts = rules.problem.workload.prompts
+            options = [d for d in divisors(prompts) if rules.gpus(d * pp * tp * cp) is None]
             return error("E416", reason, *paths, help=f"data parallel, {nearest(dp, options)}")
     return error("E416", "the fixed degrees cannot be packed into nodes and racks", *paths)
 
@@ -263,15 +265,16 @@ def _no_extent(enumeration: Enumeration) -> Diagnostic:
 def _replicas(enumeration: Enumeration, gpus: int) -> set[int]:
     """The data parallelism that `gpus` GPUs imply, for all other degrees that are legal."""
     rules, fixed = enumeration.rules, enumeration.fixed
+    cp = fixed.context_parallel or 1
     tps = range(1, rules.problem.device_space[2] + 1)
     pps = divisors(rules.model.layers)
     return {
-        gpus // (tp * pp)
+        gpus // (tp * pp * cp)
         for tp in (tps if fixed.tensor_parallel is None else [fixed.tensor_parallel])
         for pp in (pps if fixed.pipeline_parallel is None else [fixed.pipeline_parallel])
-        if gpus % (tp * pp) == 0
+        if gpus % (tp * pp * cp) == 0
         and not (rules.tensor(tp) or rules.pipeline(pp) or rules.packing(pp, tp))
-        and fixed.data_parallel in (None, gpus // (tp * pp))
+        and fixed.data_parallel in (None, gpus // (tp * pp * cp))
     }
 
 
@@ -309,13 +312,13 @@ def _no_origin(enumeration: Enumeration) -> Diagnostic:
 def _no_memory(enumeration: Enumeration) -> Diagnostic:
     least, limit = enumeration.least, enumeration.evaluator.limit_bytes
     assert least is not None, "something reached the memory filter"
-    p = least.placement
+    p, nbytes = least
     degrees = f"dp {p.data_parallel}, pp {p.pipeline_parallel}, tp {p.tensor_parallel}, mb {p.microbatches}"
     waves = f", {p.waves} waves" if p.waves > 1 else ""
     return error(
         "E421",
-        f"it alone needs {least.nbytes / GIB:.2f} GiB on a GPU that has {limit / GIB:.2f} GiB",
+        f"it alone needs {nbytes / GIB:.2f} GiB on a GPU that has {limit / GIB:.2f} GiB",
         enumeration.rules.path,
         help="use more GPUs or shorter responses; "
-        f"the smallest layout ({degrees}{waves}) is short of {(least.nbytes - limit) / GIB:.2f} GiB",
+        f"the smallest layout ({degrees}{waves}) is short of {(nbytes - limit) / GIB:.2f} GiB",
     )

@@ -12,7 +12,7 @@ from passes.search.legality import explain
 from passes.search.structures import Structure
 from passes.structure import Plan
 
-Enumerated = tuple[dict[str, Candidates], list[Diagnostic]]
+Enumerated = tuple[Candidates, list[Diagnostic]]
 
 
 @dataclass(frozen=True)
@@ -51,27 +51,28 @@ def build(
 ) -> tuple[Space, list[Diagnostic]]:
     """The space of `structure`, and why candidate sets are empty if any is.
 
-    `known` carries candidates over between structures that differ in how they split and fuse only.
+    `known` carries candidates over between structures that differ in how they split and fuse, and in the
+    staleness of other models, only.
     """
     evaluator = Evaluator(problem)
     known = {} if known is None else known
-    identity = (
+    alike = (
         tuple((v.name, v.role, v.model) for v in problem.graph.vertices),
         tuple(problem.models.items()),
-        tuple(problem.graph.staleness.items()),
     )
-    if identity not in known:
-        candidates: dict[str, Candidates] = {}
-        found: list[Diagnostic] = []
-        for v in problem.graph.vertices:
-            if v.model is None:
-                continue
+    candidates: dict[str, Candidates] = {}
+    found: list[Diagnostic] = []
+    for v in problem.graph.vertices:
+        if v.model is None:
+            continue
+        identity = (alike, v.name, problem.graph.staleness.get(v.model, 0))
+        if identity not in known:
             fixed = problem.plan.get(v.name, PartialPlacement())
             enumeration = Enumeration(
                 evaluator, Rules(problem, v, excluded), fixed, fixed_microbatches=fixed_microbatches
             )
-            candidates[v.name] = enumeration.candidates()
-            found += explain(enumeration, candidates[v.name])
-        known[identity] = candidates, found
-    candidates, found = known[identity]
+            enumerated = enumeration.candidates()
+            known[identity] = enumerated, explain(enumeration, enumerated)
+        candidates[v.name], reasons = known[identity]
+        found += reasons
     return Space(index, structure, problem, evaluator, candidates), found

@@ -13,7 +13,7 @@ from passes.search.candidates import Enumeration
 from passes.search.constraints import Rules, excluded_mask
 from passes.search.evaluator import Evaluator
 from passes.search.legality import explain, legal, plan_errors
-from tests.passes.search.worked import CASES, ppo, read_case
+from tests.passes.search.worked import CASES, mixture, ppo, read_case
 
 SPACES = [(1, 1, 4), (1, 2, 4), (2, 3, 4), (1, 1, 6), (2, 2, 8), (1, 5, 2)]
 
@@ -186,3 +186,56 @@ def test_the_layout_must_fill_the_allocation():
     )
     (diagnostic,) = legal(problem, problem.graph.vertices[0], p)
     assert diagnostic.code == "E405"
+
+
+@pytest.mark.parametrize("name", ["actor_gen", "ref_inf", "actor_train"])
+def test_five_degrees_are_enumerated_where_they_are_legal(name):
+    problem = mixture(16384)
+    enumeration = enumerate_(problem, name)
+    shapes = enumeration.candidates().shapes
+    vertex = enumeration.rules.vertex
+    assert shapes
+    for s in shapes:
+        assert legal(problem, vertex, s.placement) == []
+    assert {s.placement.expert_parallel for s in shapes} > {4, 8}
+    assert {s.placement.context_parallel for s in shapes} == ({1} if name == "actor_gen" else {1, 2, 4})
+
+
+def test_an_expert_degree_left_out_is_beaten_by_one_in_the_same_layout():
+    enumeration = enumerate_(mixture(2048), "ref_inf")
+    shapes = enumeration.candidates().shapes
+    kept = {s.placement for s in shapes}
+    by_layout: dict[Placement, list] = {}
+    for s in shapes:
+        by_layout.setdefault(msgspec.structs.replace(s.placement, expert_parallel=1), []).append(s)
+    left_out = 0
+    for layout, others in by_layout.items():
+        ranks = layout.data_parallel * layout.tensor_parallel * layout.context_parallel
+        for ep in (1, 2, 4, 8, 16):
+            p = msgspec.structs.replace(layout, expert_parallel=ep)
+            if ranks % ep or p in kept:
+                continue
+            left_out += 1
+            time_ns = enumeration.evaluator.operator_ns("ref_inf", p)
+            nbytes = enumeration.evaluator.model.operator_bytes(enumeration.rules.vertex, p)
+            over = nbytes > enumeration.evaluator.limit_bytes
+            assert over or any(s.time_ns <= time_ns and s.nbytes <= nbytes for s in others)
+    assert left_out
+
+
+def test_short_sequences_dense_models_and_three_dimensions_need_no_further_degrees():
+    for problem, name in [
+        (mixture(2048), "actor_train"),
+        (ppo(cost_model="megatron"), "actor_train"),
+        (ppo(cost_model="paper", response_length=16384, length_quantiles=()), "ref_inf"),
+    ]:
+        shapes = enumerate_(problem, name).candidates().shapes
+        assert {s.placement.context_parallel for s in shapes} == {1}
+    assert {s.placement.expert_parallel for s in shapes} == {1}
+
+
+def test_fixed_context_and_expert_degrees_are_kept():
+    shapes = enumerate_(mixture(2048), "ref_inf", context_parallel=2, expert_parallel=4).candidates().shapes
+    assert {(s.placement.context_parallel, s.placement.expert_parallel) for s in shapes} == {(2, 4)}
+    (diagnostic,) = empty(mixture(2048), "ref_inf", context_parallel=2, extent=(1, 1, 6))
+    assert diagnostic.code in ("E405", "E413", "E417")

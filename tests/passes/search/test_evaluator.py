@@ -1,5 +1,7 @@
 """The fast evaluator and the readable passes agree to the nanosecond and to the byte."""
 
+import random
+
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +12,9 @@ from ir_schema.stages import Configuration
 from passes.evaluate import evaluate
 from passes.search.evaluator import Evaluator
 from passes.search.skeleton import critical_path
-from tests.passes.search.worked import CASES, read_case
+from passes.search.space import build
+from passes.search.structures import structures
+from tests.passes.search.worked import CASES, mixture, read_case
 from tests.strategies import configurations, placements
 
 relaxed = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
@@ -85,3 +89,15 @@ def test_plans_with_equal_keys_are_worth_the_same(configuration, data):
         by_key.setdefault(evaluator.canonical(other), []).append(evaluator.evaluate(other))
     for found in by_key.values():
         assert all(e == found[0] for e in found)
+
+
+def test_layouts_of_five_degrees():
+    ((structure, problem),) = structures(mixture(16384))
+    space, _ = build(0, structure, problem)
+    rng = random.Random(7)
+    degrees = set()
+    for _ in range(12):
+        plan = {v: space.candidates[v].sample(rng) for v in space.vertices}
+        degrees |= {(p.context_parallel > 1, p.expert_parallel > 1) for p in plan.values()}
+        assert_same(space.evaluator, Configuration(problem=problem, plan=plan))
+    assert len(degrees) == 4

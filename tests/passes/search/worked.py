@@ -7,6 +7,7 @@ import msgspec
 
 from ir_schema.problem import Placement, Problem, SearchSpace
 from ir_schema.stages import Configuration
+from rpegc.models import load_model
 
 CASES = sorted((Path(__file__).parents[2] / "cases").glob("*/*.json"))
 
@@ -34,3 +35,10 @@ def ppo(space=(1, 2, 4), *, cost_model="paper", search: SearchSpace | None = Non
         options=msgspec.structs.replace(problem.options, cost_model=cost_model),
         search=search,
     )
+
+
+def mixture(length: int, cost_model: str = "megatron") -> Problem:
+    """PPO of a mixture of experts on two nodes of 8, with responses of `length` tokens."""
+    problem = ppo((1, 2, 8), cost_model=cost_model, response_length=length, length_quantiles=())
+    models = {m: load_model("qwen3-30b-a3b", s.head) for m, s in problem.models.items()}
+    return msgspec.structs.replace(problem, models=models)
