@@ -99,7 +99,7 @@ class Commander:
         if bound.node.kind != "Op":
             return found
         w = self.realisation.problem.workload
-        placement = self.realisation.plan[bound.node.vertex]
+        placement = self.realisation.plan[bound.vertices[0]]
 
         def deal(
             container: str, indices: npt.NDArray[np.int64], values: npt.NDArray[np.generic], per: int

@@ -227,13 +227,15 @@ class Controller:
                 sent=d.sent,
                 received=d.received,
                 rows=d.rows,
+                fused=d.fused,
             )
             for r, d in sorted(running.done.items())
         }
         self.commander.record(x, running.done)
-        metrics: dict[str, float] = {}
+        metrics: dict[str, dict[str, float]] = {}
         for d in running.done.values():
-            metrics |= d.metrics
+            for vertex, figures in d.metrics.items():
+                metrics.setdefault(vertex, {}).update(figures)
         self._complete(x, Complete(time_ns=self._now(), node=x.node, step=x.step, parts=parts), metrics)
 
     def _on_host_done(self, verified: Verified) -> None:
@@ -254,13 +256,12 @@ class Controller:
         event = Complete(time_ns=self._now(), node=x.node, step=x.step, parts={}, host=part)
         self._complete(x, event, {})
 
-    def _complete(self, x: Instance, event: Complete, metrics: dict[str, float]) -> None:
+    def _complete(self, x: Instance, event: Complete, metrics: dict[str, dict[str, float]]) -> None:
         del self._running[x]
         self.trace.write(event)
         self.dispatcher.complete(x)
-        node = self.realisation.nodes[x.node]
-        if node.kind == "Op":
-            self.progress.completed(x.step, node.vertex, metrics, event.time_ns)
+        if self.realisation.nodes[x.node].kind == "Op":
+            self.progress.completed(x.step, metrics, event.time_ns)
         self._dispatch()
 
     # Between nodes -----------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ class Logistics:
         """A worker needs what any operator that it runs on these rows deals to it."""
         rows = union(*(h.rows for h in held))
         found: dict[int, Ranges] = {}
-        for vertex in bound.consumers or (bound.node.vertex,):
+        for vertex in bound.consumers or bound.vertices:
             placement = self.realisation.plan[vertex]
             ranks = self.realisation.ranks(placement.allocation)
             for rank, share in needs_of(rows, self.workload, ranks, placement.layout).items():

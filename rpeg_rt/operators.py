@@ -12,9 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ir_schema.problem import Placement, RunConfig, Workload
+from ir_schema.stages import Microtask, MicrotaskSchedule
 from rpeg_rt.algorithms import ppo
 from rpeg_rt.algorithms.batch import Metrics, TrainBatch, minibatches
 from rpeg_rt.engine.engine import Engine
+from rpeg_rt.engine.fused import Update, train_fused
 from rpeg_rt.engine.generation import Generation
 from rpeg_rt.engine.groups import LayoutGroups
 from rpeg_rt.engine.training import NumericError, TokenOutputs
@@ -127,62 +129,92 @@ def score(site: Site, task: Score, tokens: Rows, run: RunConfig) -> dict[str, Ro
     return {task.output: Rows(tokens.indices, values.to(getattr(torch, number_type(run.precision))))}
 
 
-def train(
-    site: Site, task: Train, rows: Mapping[str, Rows], run: RunConfig, workload: Workload
-) -> dict[str, float]:
-    """All optimizer steps of a training operator at one RL step.
+class Training:
+    """One training vertex at one step: what is prepared before its optimizer steps, and its metrics.
 
-    Returns its metrics, equal on all workers that have them.
+    `metrics` are those of the batch and the means over the optimizer steps so far.
     """
 
-    def values(container: str | None) -> Tensor | None:
-        if container is None:
-            return None
-        if not torch.equal(rows[container].indices, rows[task.tokens].indices):
-            raise KeyError(f"`{container}` and `{task.tokens}` hold different sequences")
-        return rows[container].values
+    def __init__(
+        self, site: Site, task: Train, rows: Mapping[str, Rows], run: RunConfig, workload: Workload
+    ) -> None:
+        self.site, self.task, self.run = site, task, run
+        self._updates = 0
 
-    def all_reduce(tensor: Tensor) -> Tensor:
-        total = tensor.clone()
-        dist.all_reduce(total, group=site.groups.collection.dp)
-        return total
+        def values(container: str | None) -> Tensor | None:
+            if container is None:
+                return None
+            if not torch.equal(rows[container].indices, rows[task.tokens].indices):
+                raise KeyError(f"`{container}` and `{task.tokens}` hold different sequences")
+            return rows[container].values
 
-    tokens, rewards, old_values = values(task.tokens), values(task.reward), values(task.values)
-    assert tokens is not None
-    assert rewards is not None
-    assert old_values is not None
-    batch, metrics = ppo.prepare(
-        run,
-        all_reduce,
-        prompts=rows[task.tokens].indices // workload.rollouts,
-        tokens=tokens,
-        prompt_length=workload.prompt_length,
-        logp=values(task.logprobs),
-        logp_ref=values(task.reference),
-        rewards=rewards,
-        values=old_values,
-    )
+        def all_reduce(tensor: Tensor) -> Tensor:
+            total = tensor.clone()
+            dist.all_reduce(total, group=site.groups.collection.dp)
+            return total
 
-    def loss(outputs: TokenOutputs, part: TrainBatch) -> tuple[Tensor, Metrics]:
+        tokens, rewards, old_values = values(task.tokens), values(task.reward), values(task.values)
+        assert tokens is not None
+        assert rewards is not None
+        assert old_values is not None
+        batch, self.metrics = ppo.prepare(
+            run,
+            all_reduce,
+            prompts=rows[task.tokens].indices // workload.rollouts,
+            tokens=tokens,
+            prompt_length=workload.prompt_length,
+            logp=values(task.logprobs),
+            logp_ref=values(task.reference),
+            rewards=rewards,
+            values=old_values,
+        )
+        self.parts = minibatches(batch, workload.minibatches, workload.epochs)
+
+    def loss(self, outputs: TokenOutputs, part: TrainBatch) -> tuple[Tensor, Metrics]:
+        """Sums over some rows: what is minimised, and other figures."""
         total: Tensor | None = None
         sums: Metrics = {}
-        if task.policy:
+        if self.task.policy:
             assert outputs.logp is not None
-            total, sums = ppo.actor_loss(outputs.logp, part, run)
-        if task.value:
+            total, sums = ppo.actor_loss(outputs.logp, part, self.run)
+        if self.task.value:
             assert outputs.values is not None
-            value, more = ppo.critic_loss(outputs.values, part, run)
+            value, more = ppo.critic_loss(outputs.values, part, self.run)
             total, sums = value if total is None else total + value, sums | more
         assert total is not None
         return total, sums
 
-    parts = minibatches(batch, workload.minibatches, workload.epochs)
-    for updates, part in enumerate(parts, start=1):
-        figures = site.engine.train_minibatch(part, loss, site.placement.microbatches, run.temperature)
+    def add(self, figures: dict[str, float]) -> None:
+        """One more optimizer step is done. Raises NumericError where a figure is not finite."""
         bad = [name for name, value in figures.items() if not math.isfinite(value)]
         if bad:
-            raise NumericError(f"{bad[0]} of `{site.vertex}` is {figures[bad[0]]}")
+            raise NumericError(f"{bad[0]} of `{self.site.vertex}` is {figures[bad[0]]}")
+        self._updates += 1
         for name, value in figures.items():
-            mean = metrics.get(name, 0.0) if updates > 1 else 0.0
-            metrics[name] = mean + (value - mean) / updates
-    return metrics
+            mean = self.metrics.get(name, 0.0) if self._updates > 1 else 0.0
+            self.metrics[name] = mean + (value - mean) / self._updates
+
+
+def train(training: Training) -> None:
+    """All optimizer steps of a training vertex at one RL step."""
+    engine, microbatches = training.site.engine, training.site.placement.microbatches
+    for part in training.parts:
+        training.add(engine.train_minibatch(part, training.loss, microbatches, training.run.temperature))
+
+
+def train_together(
+    first: Training, second: Training, schedule: MicrotaskSchedule
+) -> tuple[tuple[Microtask, ...], ...]:
+    """All optimizer steps of two vertices, interleaved; this rank's microtasks of each, as they ran."""
+    pair = (first, second)
+    executed = []
+    for parts in zip(first.parts, second.parts, strict=True):
+        one, two = (
+            Update(t.site.engine, part, t.loss, t.site.placement.microbatches)
+            for t, part in zip(pair, parts, strict=True)
+        )
+        step = train_fused(one, two, schedule, first.run.temperature)
+        for t, figures in zip(pair, step.metrics, strict=True):
+            t.add(figures)
+        executed.append(step.executed)
+    return tuple(executed)

@@ -21,12 +21,11 @@ class Progress:
         self._open: dict[int, tuple[int, StepReport]] = {}
         self._next = 0
 
-    def completed(self, step: int, vertex: str, metrics: dict[str, float], time_ns: int) -> None:
-        """An Op of `step` is complete."""
+    def completed(self, step: int, metrics: dict[str, dict[str, float]], time_ns: int) -> None:
+        """An Op of `step` is complete; `metrics` are what its vertices report."""
         left, report = self._open.get(step, (self._ops, StepReport(step)))
         report.finished_ns = time_ns
-        if metrics:
-            report.metrics[vertex] = metrics
+        report.metrics |= metrics
         self._open[step] = left - 1, report
         while self._open.get(self._next, (1,))[0] == 0:
             self._on_step(self._open.pop(self._next)[1])

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpeg_rt.rows import Ranges
+from rpeg_rt.trace import Fused
 
 _LENGTH = struct.Struct("!Q")
 HELLO_LIMIT = 4096
@@ -89,8 +90,8 @@ class Command(Message, frozen=True, tag=True, array_like=True):
 class Done(Message, frozen=True, tag=True, array_like=True):
     """Worker to controller: what it really did.
 
-    Versions read and written by model, bytes sent and received by peer, rows now held by container, and for
-    a host reader the rows themselves.
+    Versions read and written by model, bytes sent and received by peer, rows now held by container, metrics
+    by vertex, for a host reader the rows themselves, and of fused training what was interleaved.
     """
 
     node: int
@@ -103,8 +104,9 @@ class Done(Message, frozen=True, tag=True, array_like=True):
     sent: dict[int, int]
     received: dict[int, int]
     rows: dict[str, Ranges]
-    metrics: dict[str, float]
+    metrics: dict[str, dict[str, float]]
     host_rows: dict[str, RowsFrame]
+    fused: Fused | None = None
 
 
 class Evaluate(Message, frozen=True, tag=True, array_like=True):

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ir_schema.device import Allocation, all_devices
-from ir_schema.problem import Layout, Placement
-from ir_schema.stages import Executable, TemplateNode
+from ir_schema.problem import Layout, Placement, Vertex
+from ir_schema.stages import Executable, MicrotaskSchedule, TemplateNode
+from rpeg_rt.engine.microtasks import ScheduleError, check_schedule
+from rpeg_rt.engine.sharding import reverse_stages
 from rpeg_rt.precision import ITEM_BYTES, number_type
 from rpeg_rt.semantics import Generate, Semantics, understand
 
@@ -24,7 +26,8 @@ class Weights:
     """One place where a model's weights live: master weights (`training`) or a serving layout's copies.
 
     `lasting`: they stay from step to step; else each version is held from its installation (or the start of
-    the run) to its last reader.
+    the run) to its last reader. `reversed`: stage s lies where stage P_p - 1 - s would (the second model of
+    a fused training, and what serves in that layout).
     """
 
     model: str
@@ -33,6 +36,7 @@ class Weights:
     training: bool
     copies: int
     lasting: bool = True
+    reversed: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,11 @@ class BoundNode:
         """Whether the controller carries the node out."""
         return not self.ranks
 
+    @property
+    def vertices(self) -> tuple[str, ...]:
+        """The vertex of the node, or the two of a composite."""
+        return vertices_of(self.node)
+
 
 class Realisation:
     """An executable bound to workers 0..`world`-1. Raises UnrealisableError or NotUnderstood."""
@@ -81,7 +90,7 @@ class Realisation:
         self.problem = executable.problem
         self.plan: dict[str, Placement] = executable.plan
         self.vertices = {v.name: v for v in self.problem.graph.vertices}
-        _check_template(executable, set(self.vertices))
+        _check_template(executable, self.vertices)
         self.semantics: Semantics = understand(self.problem)
         used = {d for p in self.plan.values() for d in p.allocation.device_names()}
         self.devices = [d for d in all_devices(self.problem.device_space) if d in used]
@@ -89,8 +98,8 @@ class Realisation:
         self.nodes = {n.id: n for n in executable.template}
         self._phases: dict[str, list[int]] = {}
         for n in executable.template:
-            if n.kind == "Op":
-                self._phases.setdefault(n.vertex, []).append(n.id)
+            for vertex in vertices_of(n) if n.kind == "Op" else ():
+                self._phases.setdefault(vertex, []).append(n.id)
         for ids in self._phases.values():
             ids.sort(key=lambda i: self.nodes[i].phase or 0)
         self.serving = {v: self._weights_of(v) for v in self.vertices if self.vertices[v].model is not None}
@@ -112,6 +121,11 @@ class Realisation:
         """Workers of an allocation, ascending."""
         return tuple(self._rank[d] for d in allocation.device_names())
 
+    def ranks_of(self, place: Weights) -> tuple[int, ...]:
+        """Workers of a place in the order of its layout's positions."""
+        ranks = self.ranks(place.allocation)
+        return reverse_stages(ranks, place.layout) if place.reversed else ranks
+
     def destination(self, node: TemplateNode) -> tuple[int, ...]:
         """Workers of sigma of an Op, or of the receiving end of a transfer."""
         return () if node.allocation is None else self.ranks(node.allocation)
@@ -122,8 +136,7 @@ class Realisation:
 
     def layouts(self) -> list[tuple[tuple[int, ...], Layout]]:
         """Distinct (ranks, layout) pairs in vertex order: process groups are created in this order."""
-        places = [(self.ranks(p.allocation), p.layout) for v in self.vertices if (p := self.plan.get(v))]
-        return list(dict.fromkeys(places))
+        return list(dict.fromkeys((self.ranks_of(w), w.layout) for w in self.places()))
 
     def places(self) -> list[Weights]:
         """Distinct places of weights in vertex order."""
@@ -131,21 +144,27 @@ class Realisation:
 
     def version(self, node: TemplateNode, step: int) -> dict[str, int]:
         """The versions that Op `node` must read at `step`; a frozen model has version 0 only."""
-        model = self.vertices[node.vertex].model
-        found = {} if model is None else {model: 0}
+        models = (self.vertices[v].model for v in vertices_of(node))
+        found = {m: 0 for m in models if m is not None}
         return found | {m: max(0, step + offset) for m, offset in node.reads.items()}
 
-    def weights_read(self, bound: BoundNode) -> Weights | None:
-        """The place whose weights a node uses: an Op's own, a transfer's source."""
+    def weights_read(self, bound: BoundNode) -> tuple[Weights, ...]:
+        """The places whose weights a node uses: an Op's own, a transfer's source."""
         if bound.transfer is not None:
-            return bound.transfer.source
-        return self.serving.get(bound.node.vertex) if bound.node.kind == "Op" else None
+            return (bound.transfer.source,)
+        if bound.node.kind != "Op":
+            return ()
+        return tuple(self.serving[v] for v in bound.vertices if v in self.serving)
 
     def weight_readers(self, place: Weights, step: int) -> int:
         """How many nodes of `step` use the weights at `place`."""
         return sum(
-            1 for b in self.bound.values() if b.node.first_step <= step and self.weights_read(b) == place
+            1 for b in self.bound.values() if b.node.first_step <= step and place in self.weights_read(b)
         )
+
+    def microtasks(self, bound: BoundNode) -> MicrotaskSchedule | None:
+        """The schedule of a composite's microtasks."""
+        return self.executable.microtasks[bound.node.vertex] if bound.node.members else None
 
     def readers(self, node: int, container: str) -> int:
         """How many nodes read `container` of `node`, on workers and on the host."""
@@ -165,16 +184,20 @@ class Realisation:
         assert v.model is not None
         graph = self.problem.graph
         tau = graph.staleness.get(v.model, 0)
-        trainers = [t for t in self.vertices.values() if t.role == "training" and t.model == v.model]
-        shared = tau == 0 and any(
-            self.plan[t.name].allocation == p.allocation and self.plan[t.name].layout == p.layout
-            for t in trainers
-        )
-        training = v.role == "training" or shared
+        trainers = [t.name for t in self.vertices.values() if t.role == "training" and t.model == v.model]
+        beside = [
+            t for t in trainers if self.plan[t].allocation == p.allocation and self.plan[t].layout == p.layout
+        ]
+        training = v.role == "training" or (tau == 0 and bool(beside))
         frozen = v.model not in graph.trainable
         copies = 1 if training or frozen else max(1, tau)
         lasting = training or frozen or tau > 0
-        return Weights(v.model, p.allocation, p.layout, training, copies, lasting)
+        backwards = any(self._is_reversed(t) for t in beside)
+        return Weights(v.model, p.allocation, p.layout, training, copies, lasting, backwards)
+
+    def _is_reversed(self, trainer: str) -> bool:
+        node = self.nodes[self._phases[trainer][0]]
+        return trainer in node.members[1:] and self.executable.microtasks[node.vertex].second_model_reversed
 
     def _bind(self, n: TemplateNode) -> BoundNode:
         ranks = sorted(
@@ -189,26 +212,26 @@ class Realisation:
         phases = self._phases[n.source]
         sources = tuple(phases) if n.src_phase is None else (phases[n.src_phase - 1],)
         consumers = dict.fromkeys(
-            x.vertex for x in self.nodes.values() if x.kind == "Op" and any(e.source == n.id for e in x.edges)
+            v
+            for x in self.nodes.values()
+            if x.kind == "Op" and any(e.source == n.id for e in x.edges)
+            for v in vertices_of(x)
         )
         return BoundNode(
             n, tuple(ranks), (Input(n.container, sources),), (n.container,), consumers=tuple(consumers)
         )
 
     def _bind_operator(self, n: TemplateNode, ranks: tuple[int, ...]) -> BoundNode:
-        vertex = self.vertices[n.vertex]
-        if vertex.model is not None and n.vertex not in self.plan:
-            raise UnrealisableError(f"vertex `{n.vertex}` has no placement in the plan")
+        vertices = [self.vertices[v] for v in vertices_of(n)]
         meaning = self.semantics.meaning
-        inputs = [
-            Input(a, self._sources(n, a)) for a in vertex.reads if meaning[a] not in ("weights", "prompts")
-        ]
-        outputs = tuple(a for a in vertex.writes if meaning[a] != "weights")
+        reads = dict.fromkeys(a for v in vertices for a in v.reads)
+        inputs = [Input(a, self._sources(n, a)) for a in reads if meaning[a] not in ("weights", "prompts")]
+        outputs = tuple(a for v in vertices for a in v.writes if meaning[a] != "weights")
         return BoundNode(n, ranks, tuple(inputs), outputs)
 
     def _sources(self, n: TemplateNode, container: str) -> tuple[int, ...]:
         """The nodes whose rows make up `container` for Op `n`: its Comm, or the producing Ops in place."""
-        first = self.nodes[self._phases[n.vertex][0]]
+        first = self.nodes[self._phases[vertices_of(n)[0]][0]]
         for x in dict.fromkeys((n.id, first.id)):
             comms = [i for i in self._same_step(x) if self._moves(i, container)]
             if comms:
@@ -254,6 +277,11 @@ class Realisation:
         return readers
 
 
+def vertices_of(node: TemplateNode) -> tuple[str, ...]:
+    """The vertices that an Op carries out: two if it is a composite."""
+    return node.members or (node.vertex,)
+
+
 def layout_name(data: int, pipeline: int, tensor: int) -> str:
     """A layout's spelling in traces and messages."""
     return f"dp{data}.pp{pipeline}.tp{tensor}"
@@ -265,26 +293,49 @@ def prompts_of(realisation: Realisation, node: TemplateNode) -> str | None:
     return task.prompts if isinstance(task, Generate) and node.phase == 1 else None
 
 
-def _check_template(executable: Executable, vertices: set[str]) -> None:
-    """What the rest of the runtime takes for granted about ids, names and edges."""
+def _check_template(executable: Executable, vertices: dict[str, Vertex]) -> None:
+    """What the rest of the runtime takes for granted about ids, names, placements and edges."""
     ids = [n.id for n in executable.template]
     if len(set(ids)) != len(ids):
         raise UnrealisableError("two template nodes have one id")
+    missing = [v.name for v in vertices.values() if v.model is not None and v.name not in executable.plan]
+    if missing:
+        raise UnrealisableError(f"vertex `{missing[0]}` has no placement in the plan")
     known = set(ids)
     for n in executable.template:
+        unknown = [v for v in vertices_of(n) if v not in vertices]
+        if unknown:
+            raise UnrealisableError(
+                f"template node {n.id} names vertex `{unknown[0]}`, which the graph does not have"
+            )
         if n.members:
-            raise UnrealisableError(
-                f"fused training of `{n.members[0]}` and `{n.members[1]}`; compile without `fuse`"
-            )
-        if n.vertex not in vertices:
-            raise UnrealisableError(
-                f"template node {n.id} names vertex `{n.vertex}`, which the graph does not have"
-            )
+            _check_composite(executable, n, vertices)
         for e in n.edges:
             if e.source not in known or e.distance < 0:
                 raise UnrealisableError(
                     f"template node {n.id} has an edge from node {e.source}, which does not exist"
                 )
-    missing = vertices - {n.vertex for n in executable.template if n.kind == "Op"}
-    if missing:
-        raise UnrealisableError(f"the template has no Op for vertex `{min(missing)}`")
+    done = {v for n in executable.template if n.kind == "Op" for v in vertices_of(n)}
+    if vertices.keys() - done:
+        raise UnrealisableError(f"the template has no Op for vertex `{min(vertices.keys() - done)}`")
+
+
+def _check_composite(executable: Executable, n: TemplateNode, vertices: dict[str, Vertex]) -> None:
+    """A composite trains two models in one place, by a schedule that fits them and has its hash."""
+    what = f"fused training `{n.vertex}`"
+    placements = [executable.plan[v] for v in n.members]
+    if (
+        len(n.members) != 2
+        or any(vertices[v].role != "training" for v in n.members)
+        or len({vertices[v].model for v in n.members}) != 2
+        or len({(p.allocation, p.layout) for p in placements}) != 1
+    ):
+        raise UnrealisableError(f"{what} must be of two models that are trained in one layout")
+    schedule = executable.microtasks.get(n.vertex)
+    if schedule is None:
+        raise UnrealisableError(f"{what} has no microtask schedule")
+    first, second = placements
+    try:
+        check_schedule(schedule, first.pipeline_parallel, (first.microbatches, second.microbatches))
+    except ScheduleError as exc:
+        raise UnrealisableError(f"{what}: {exc}") from exc

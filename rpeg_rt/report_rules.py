@@ -1,14 +1,28 @@
 """What the reports in a trace must say: layouts, versions, rows, bytes and phases."""
 
 from collections import deque
+from itertools import zip_longest
 
+from ir_schema.stages import Microtask
 from rpeg_rt.dispatch import Instance
+from rpeg_rt.engine.microtasks import planned_microtasks
 from rpeg_rt.engine.routing import route
+from rpeg_rt.engine.sharding import position_of
 from rpeg_rt.findings import Rules, Verdict
 from rpeg_rt.logistics import Logistics
 from rpeg_rt.precision import ITEM_BYTES, weight_type
 from rpeg_rt.realise import BoundNode, Realisation, Weights, WeightTransfer, layout_name
-from rpeg_rt.rows import MissingRowsError, Ranges, block, count, difference, phase_count, replica_ranks, union
+from rpeg_rt.rows import (
+    MissingRowsError,
+    Ranges,
+    block,
+    count,
+    difference,
+    minibatch_rows,
+    phase_count,
+    replica_ranks,
+    union,
+)
 from rpeg_rt.semantics import Generate, Score, Train, Verify
 from rpeg_rt.trace import Evaluation, Part
 
@@ -31,6 +45,7 @@ class ReportRules(Rules):
         """All reports of `x`, by worker (-1: the host)."""
         bound = self.realisation.bound[x.node]
         self._versions(x, bound, {r: p for r, p in parts.items() if r >= 0})
+        self._microtasks(x, bound, parts)
         self._rows_and_bytes(x, bound, parts)
 
     def evaluation(self, e: Evaluation) -> None:
@@ -64,16 +79,17 @@ class ReportRules(Rules):
             self._held(x, bound.transfer.source, version)
             self._install(bound.transfer.target, version)
         elif node.kind == "Op" and not bound.on_host:
-            place = self.realisation.serving[node.vertex]
             reads = self.realisation.version(node, x.step)
-            p = self.realisation.plan[node.vertex]
+            p = self.realisation.plan[bound.vertices[0]]
             layout = layout_name(p.data_parallel, p.pipeline_parallel, p.tensor_parallel)
-            self._held(x, place, reads[place.model])
-            if isinstance(self.realisation.semantics.tasks[node.vertex], Train):
-                writes = {place.model: x.step + 1}
-                self._install(place, x.step + 1)
-            else:
-                self._staleness(x, place, parts)
+            for vertex in bound.vertices:
+                place = self.realisation.serving[vertex]
+                self._held(x, place, reads[place.model])
+                if isinstance(self.realisation.semantics.tasks[vertex], Train):
+                    writes = writes | {place.model: x.step + 1}
+                    self._install(place, x.step + 1)
+                else:
+                    self._staleness(x, place, parts)
         for rank, part in parts.items():
             planned = (layout, reads if rank in source else {}, writes if rank in target else {})
             if (part.layout, part.reads, part.writes) != planned:
@@ -108,7 +124,37 @@ class ReportRules(Rules):
             self.versions[place].append(version)
 
     def _weight_ends(self, t: WeightTransfer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return self.realisation.ranks(t.source.allocation), self.realisation.ranks(t.target.allocation)
+        return self.realisation.ranks_of(t.source), self.realisation.ranks_of(t.target)
+
+    # Fused training ----------------------------------------------------------------------------------------
+
+    def _microtasks(self, x: Instance, bound: BoundNode, parts: dict[int, Part]) -> None:
+        """Every worker of a composite followed the plan's schedule, in its order, at every optimizer step."""
+        schedule = self.realisation.microtasks(bound)
+        if schedule is None:
+            for rank, part in parts.items():
+                if part.fused is not None:
+                    self.violated("microtasks", f"{self.name(x)} on worker {rank} is not fused in the plan")
+            return
+        layout = self.realisation.plan[bound.vertices[0]].layout
+        for rank, part in parts.items():
+            if part.fused is None or part.fused.schedule != schedule.hash:
+                followed = "none" if part.fused is None else part.fused.schedule
+                self.violated(
+                    "microtasks",
+                    f"{self.name(x)} on worker {rank} followed schedule {followed}, planned: {schedule.hash}",
+                )
+                continue
+            position = position_of(bound.ranks.index(rank), layout)
+            rows = minibatch_rows(self.workload, layout.data_parallel, position.data)
+            planned = tuple(planned_microtasks(schedule, position.pipeline, n) for n in rows)
+            if part.fused.executed != planned:
+                self.violated(
+                    "microtasks",
+                    f"{self.name(x)} on worker {rank} ran microtasks from {part.start_ns} to "
+                    f"{part.finish_ns} ns in another order than planned: "
+                    f"{_difference(part.fused.executed, planned)}",
+                )
 
     # Rows and bytes ----------------------------------------------------------------------------------------
 
@@ -169,7 +215,7 @@ class ReportRules(Rules):
             moved = {} if bound.transfer else {a: self.logistics.needs(x, a) for a in bound.outputs}
             ends = self.realisation.destination(node)
             return {r: {a: n[r] for a, n in moved.items() if r in ends} for r in parts}
-        task = self.realisation.semantics.tasks[node.vertex]
+        task = self.realisation.semantics.tasks[bound.vertices[0]]
         if isinstance(task, Generate):
             return self._planned_phase(x, bound, task, parts)
         if isinstance(task, Verify):
@@ -205,3 +251,18 @@ class ReportRules(Rules):
                 )
             planned |= {r: {task.tokens: left, task.logprobs: left} for r in ranks}
         return planned
+
+
+def _difference(
+    executed: tuple[tuple[Microtask, ...], ...], planned: tuple[tuple[Microtask, ...], ...]
+) -> str:
+    """The first place where two orders of microtasks differ."""
+    for step, (mine, theirs) in enumerate(zip_longest(executed, planned, fillvalue=())):
+        for i, (a, b) in enumerate(zip_longest(mine, theirs)):
+            if a != b:
+                return f"microtask {i} of optimizer step {step} was {_spell(a)}, planned: {_spell(b)}"
+    return "an optimizer step too many or too few"
+
+
+def _spell(t: Microtask | None) -> str:
+    return "none" if t is None else f"{t.direction} of model {t.model}, microbatch {t.microbatch}"

@@ -98,6 +98,13 @@ def block(workload: Workload, replicas: int, replica: int) -> Ranges:
     return ((first * workload.rollouts, last * workload.rollouts),) if first < last else ()
 
 
+def minibatch_rows(workload: Workload, replicas: int, replica: int) -> list[int]:
+    """Sequences that a replica has in each of a step's E * M minibatches, which hold prompts p modulo M."""
+    first, last = (workload.prompts * d // replicas for d in (replica, replica + 1))
+    of = [sum(p % workload.minibatches == m for p in range(first, last)) for m in range(workload.minibatches)]
+    return [prompts * workload.rollouts for prompts in of] * workload.epochs
+
+
 def phase_count(workload: Workload, replicas: int, phase: int) -> int:
     """Sequences of one replica that have left after `phase` (from 1) of a split generation.
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from ir_schema.base import Record
+from ir_schema.stages import Microtask
 from rpeg_rt.failure import FileError
 from rpeg_rt.rows import Ranges
 
@@ -55,9 +56,17 @@ class Dispatch(Event, frozen=True, kw_only=True):
     workers: tuple[int, ...]
 
 
-class Part(Record, frozen=True, kw_only=True):
+class Fused(Record, frozen=True, kw_only=True):
+    """What a worker did of a fused training: the hash of the schedule that it followed, and the microtasks of
+    each optimizer step in the order in which they ran."""
+
+    schedule: str
+    executed: tuple[tuple[Microtask, ...], ...]
+
+
+class Part(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One worker's report: when it worked, in which layout, which versions it read and wrote, bytes by peer,
-    and the rows (sequence indices) that it then held."""
+    the rows (sequence indices) that it then held, and for fused training the microtasks."""
 
     start_ns: int
     finish_ns: int
@@ -67,6 +76,7 @@ class Part(Record, frozen=True, kw_only=True):
     sent: dict[int, int]
     received: dict[int, int]
     rows: dict[str, Ranges]
+    fused: Fused | None = None
 
 
 class Complete(Event, frozen=True, kw_only=True):

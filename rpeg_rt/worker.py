@@ -18,11 +18,12 @@ import torch.distributed as dist
 from ir_schema.stages import Executable
 from rpeg_rt.engine.engine import Engine
 from rpeg_rt.engine.groups import LayoutGroups, make_layout
+from rpeg_rt.engine.microtasks import schedule_hash
 from rpeg_rt.engine.routing import Fragment, route
 from rpeg_rt.engine.training import NumericError
 from rpeg_rt.engine.transfer import exchange, move_fragments
 from rpeg_rt.initial import initial_label, initial_tensor
-from rpeg_rt.operators import Generating, Site, score, train
+from rpeg_rt.operators import Generating, Site, Training, score, train, train_together
 from rpeg_rt.precision import number_type, weight_type
 from rpeg_rt.protocol import (
     Answers,
@@ -46,6 +47,7 @@ from rpeg_rt.realise import BoundNode, Realisation, Weights, WeightTransfer, lay
 from rpeg_rt.rows import Key, count, replica_ranks, to_indices
 from rpeg_rt.semantics import Generate, Score, Train
 from rpeg_rt.store import Rows, Store, gather
+from rpeg_rt.trace import Fused
 from rpeg_rt.weights_file import writable_tensors
 
 
@@ -85,7 +87,7 @@ class Worker:
         self._weights_taken: dict[Weights, int] = {}
 
     def _groups(self, place: Weights) -> LayoutGroups:
-        return self.groups[self.realisation.ranks(place.allocation), place.layout]
+        return self.groups[self.realisation.ranks_of(place), place.layout]
 
     def _build(self, place: Weights) -> Engine:
         spec = self.problem.models[place.model]
@@ -120,14 +122,20 @@ class Worker:
         held |= {move.container: self._move(move, command.step, ledger) for move in command.moves}
         reads: dict[str, int] = {}
         writes: dict[str, int] = {}
-        metrics: dict[str, float] = {}
+        metrics: dict[str, dict[str, float]] = {}
+        fused: Fused | None = None
         layout = ""
         if bound.transfer is not None:
             reads, writes = self._transfer(bound, bound.transfer, command.step, ledger)
             left: dict[str, Rows] = {}
         elif bound.node.kind == "Op":
-            left, reads, writes, metrics = self._operate(bound, command.step, held)
+            reads = self._use(bound, command.step)
             layout = self._layout_in_use(bound)
+            left = {}
+            if isinstance(self.realisation.semantics.tasks[bound.vertices[0]], Train):
+                writes, metrics, fused = self._train(bound, held)
+            else:
+                left = self._serve(bound, command.step, held)
         else:
             left = held if self.rank in self.realisation.destination(bound.node) else {}
         self._release_weights(bound, command.step)
@@ -147,12 +155,12 @@ class Worker:
             rows={name: rows.ranges for name, rows in left.items()},
             metrics=metrics,
             host_rows=self._for_host(bound, left),
+            fused=fused,
         )
 
     def evaluate(self, question: Evaluate) -> Answers:
         """Answer held-out prompts."""
-        place, placement = self.realisation.serving[question.vertex], self.realisation.plan[question.vertex]
-        site = Site(question.vertex, self.engines[place], self._groups(place), placement)
+        site = self._site(question.vertex)
         prompts = torch.from_numpy(from_array(question.prompts))
         indices = torch.arange(question.first, question.first + len(prompts))
         tokens = self.generating.answer(site, Rows(indices, prompts))
@@ -221,9 +229,7 @@ class Worker:
         model, version = transfer.source.model, max(0, step + transfer.version)
         spec = self.problem.models[model]
         if bound.node.id not in self.routes:
-            ends = [
-                (self.realisation.ranks(w.allocation), w.layout) for w in (transfer.source, transfer.target)
-            ]
+            ends = [(self.realisation.ranks_of(w), w.layout) for w in (transfer.source, transfer.target)]
             self.routes[bound.node.id] = route(spec, *ends)
         fragments = self.routes[bound.node.id]
         source, target = self.engines.get(transfer.source), self.engines.get(transfer.target)
@@ -256,43 +262,66 @@ class Worker:
 
     def _release_weights(self, bound: BoundNode, step: int) -> None:
         """Let go of weights that do not last, after their last reader of the step."""
-        place = self.realisation.weights_read(bound)
-        if place is None or place.lasting or place not in self.engines:
-            return
-        taken = self._weights_taken.pop(place, 0) + 1
-        if taken == self.realisation.weight_readers(place, step):
-            self.engines[place].release()
-        else:
-            self._weights_taken[place] = taken
+        for place in self.realisation.weights_read(bound):
+            if place.lasting or place not in self.engines:
+                continue
+            taken = self._weights_taken.pop(place, 0) + 1
+            if taken == self.realisation.weight_readers(place, step):
+                self.engines[place].release()
+            else:
+                self._weights_taken[place] = taken
 
     # Operators ---------------------------------------------------------------------------------------------
 
+    def _site(self, vertex: str) -> Site:
+        place = self.realisation.serving[vertex]
+        return Site(vertex, self.engines[place], self._groups(place), self.realisation.plan[vertex])
+
     def _layout_in_use(self, bound: BoundNode) -> str:
         """Sizes of the groups that the operator's collectives really run in."""
-        groups = self._groups(self.realisation.serving[bound.node.vertex]).collection
+        groups = self._groups(self.realisation.serving[bound.vertices[0]]).collection
         return layout_name(*(dist.get_world_size(g) for g in (groups.dp, groups.pp, groups.tp)))
 
-    def _operate(
-        self, bound: BoundNode, step: int, held: dict[str, Rows]
-    ) -> tuple[dict[str, Rows], dict[str, int], dict[str, int], dict[str, float]]:
-        """Run an Op; returns the rows that it leaves, versions read and written, and metrics."""
+    def _use(self, bound: BoundNode, step: int) -> dict[str, int]:
+        """Put the versions that an Op reads in place; those that its engines then have, by model."""
+        wanted = self.realisation.version(bound.node, step)
+        reads = {}
+        for place in self.realisation.weights_read(bound):
+            self.engines[place].use(wanted[place.model])
+            reads[place.model] = self.engines[place].version
+        return reads
+
+    def _serve(self, bound: BoundNode, step: int, held: dict[str, Rows]) -> dict[str, Rows]:
+        """Run an Op that generates or scores; the rows that it leaves."""
         node = bound.node
-        place = self.realisation.serving[node.vertex]
-        placement = self.realisation.plan[node.vertex]
-        engine = self.engines[place]
-        site = Site(node.vertex, engine, self._groups(place), placement)
-        task = self.realisation.semantics.tasks[node.vertex]
-        engine.use(self.realisation.version(node, step)[place.model])
-        reads = {place.model: engine.version}
-        if isinstance(task, Train):
-            metrics = train(site, task, held, self.run, self.problem.workload)
-            return {}, reads, {place.model: engine.finish_version()}, metrics
+        site, task = self._site(node.vertex), self.realisation.semantics.tasks[node.vertex]
         if isinstance(task, Generate):
             assert node.phase is not None
-            left = self.generating.phase(site, task, step, node.phase, node.phases, held.get(task.prompts))
-            return left, reads, {}, {}
+            return self.generating.phase(site, task, step, node.phase, node.phases, held.get(task.prompts))
         assert isinstance(task, Score)
-        return score(site, task, held[task.tokens], self.run), reads, {}, {}
+        return score(site, task, held[task.tokens], self.run)
+
+    def _train(
+        self, bound: BoundNode, held: dict[str, Rows]
+    ) -> tuple[dict[str, int], dict[str, dict[str, float]], Fused | None]:
+        """Run an Op that trains; the versions written, metrics by vertex, and what was interleaved."""
+        trainings = []
+        for vertex in bound.vertices:
+            task = self.realisation.semantics.tasks[vertex]
+            assert isinstance(task, Train)
+            trainings.append(Training(self._site(vertex), task, held, self.run, self.problem.workload))
+        schedule = self.realisation.microtasks(bound)
+        fused = None
+        if schedule is None:
+            (alone,) = trainings
+            train(alone)
+        else:
+            first, second = trainings
+            executed = train_together(first, second, schedule)
+            fused = Fused(schedule=schedule_hash(schedule), executed=executed)
+        places = (self.realisation.serving[vertex] for vertex in bound.vertices)
+        writes = {place.model: self.engines[place].finish_version() for place in places}
+        return writes, {t.site.vertex: t.metrics for t in trainings}, fused
 
 
 def _failure(command: Command | None, exc: BaseException) -> Failed:

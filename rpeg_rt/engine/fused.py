@@ -6,18 +6,13 @@ the pipeline the other way, its stage s where the first has stage P_p - 1 - s: i
 `reverse_stages(ranks, layout)`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ir_schema.stages import Microtask, MicrotaskSchedule
 from rpeg_rt.algorithms.batch import TrainBatch
 from rpeg_rt.engine.engine import Engine
-from rpeg_rt.engine.pipeline import Task, one_forward_one_backward
+from rpeg_rt.engine.microtasks import ScheduleError, Task, check_schedule, planned_microtasks, stage_of
 from rpeg_rt.engine.training import Loss
-
-
-class ScheduleError(ValueError):
-    """A microtask schedule that does not fit the models, their layouts or their microbatches."""
 
 
 @dataclass(frozen=True)
@@ -48,40 +43,26 @@ def train_fused(
     `ScheduleError` before anything is sent.
     """
     updates = (first, second)
-    order = _order_here(updates, schedule)
+    _check(updates, schedule)
     begun = [
         u.engine.begin_minibatch(u.batch, u.loss, u.microbatches, temperature, tag)
         for tag, u in enumerate(updates, start=1)
     ]
     executed = []
-    for microtask in order:
-        task = Task(microtask.direction, microtask.microbatch)
-        if task in begun[microtask.model].order:
-            begun[microtask.model].run(task)
-            executed.append(microtask)
+    for microtask in planned_microtasks(schedule, first.engine.groups.place.pipeline, len(first.batch)):
+        begun[microtask.model].run(Task(microtask.direction, microtask.microbatch))
+        executed.append(microtask)
     one, two = (u.engine.finish_minibatch(done) for u, done in zip(updates, begun, strict=True))
     return FusedStep((one, two), tuple(executed))
 
 
-def _order_here(updates: Sequence[Update], schedule: MicrotaskSchedule) -> tuple[Microtask, ...]:
-    """This rank's microtasks, which must be both models' own in 1F1B order."""
+def _check(updates: tuple[Update, Update], schedule: MicrotaskSchedule) -> None:
+    """The schedule is one of these models, and they lie where it says."""
     first, second = (u.engine.groups for u in updates)
     stages = first.layout.pipeline_parallel
-    expected = first.place.pipeline
-    if schedule.second_model_reversed:
-        expected = stages - 1 - expected
-    if first.layout != second.layout or second.place != first.place._replace(pipeline=expected):
+    check_schedule(schedule, stages, (updates[0].microbatches, updates[1].microbatches))
+    stage = stage_of(schedule, 1, first.place.pipeline)
+    if first.layout != second.layout or second.place != first.place._replace(pipeline=stage):
         raise ScheduleError("the models of a fused training operator do not lie on the planned stages")
-    if len(schedule.order) != stages:
-        raise ScheduleError(f"a schedule of {len(schedule.order)} positions for {stages} pipeline stages")
-    order = schedule.order[first.place.pipeline]
-    for model, update in enumerate(updates):
-        stage = update.engine.groups.place.pipeline
-        planned = [(t.stage, Task(t.direction, t.microbatch)) for t in order if t.model == model]
-        own = [(stage, t) for t in one_forward_one_backward(stage, stages, update.microbatches)]
-        if planned != own:
-            raise ScheduleError(
-                f"the microtasks of model {model} at position {first.place.pipeline} are not those of stage "
-                f"{stage} with {update.microbatches} microbatches in 1F1B order"
-            )
-    return order
+    if len(updates[0].batch) != len(updates[1].batch):
+        raise ScheduleError("the models of a fused training operator have different rows")

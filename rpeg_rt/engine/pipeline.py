@@ -7,7 +7,6 @@ circle. Messages of different models between two ranks differ in their tag.
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,24 +17,6 @@ from rpeg_rt.engine.alignment import Aligned
 from rpeg_rt.engine.groups import LayoutGroups
 from rpeg_rt.engine.model import Model, token_logp
 from rpeg_rt.engine.shim import device
-
-
-class Task(NamedTuple):
-    """Forward or backward of one microbatch."""
-
-    direction: Literal["F", "B"]
-    microbatch: int
-
-
-def one_forward_one_backward(stage: int, stages: int, microbatches: int) -> list[Task]:
-    """1F1B: min(m, P - stage) forwards to warm up, then backward and forward in turn."""
-    warm = min(microbatches, stages - stage)
-    order = [Task("F", i) for i in range(warm)]
-    for i in range(microbatches):
-        order.append(Task("B", i))
-        if warm + i < microbatches:
-            order.append(Task("F", warm + i))
-    return order
 
 
 class Sender:

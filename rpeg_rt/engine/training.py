@@ -18,14 +18,9 @@ from torch import Tensor
 from ir_schema.problem import Optimizer
 from rpeg_rt.algorithms.batch import Metrics, TrainBatch
 from rpeg_rt.engine.alignment import align, by_length
+from rpeg_rt.engine.microtasks import Task, one_forward_one_backward
 from rpeg_rt.engine.model import Model
-from rpeg_rt.engine.pipeline import (
-    Stage,
-    Task,
-    one_forward_one_backward,
-    response_logp,
-    response_values,
-)
+from rpeg_rt.engine.pipeline import Stage, response_logp, response_values
 from rpeg_rt.engine.shim import (
     DistributedDataParallel,
     DistributedDataParallelConfig,

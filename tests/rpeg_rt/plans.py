@@ -74,12 +74,14 @@ def problem(
     staleness: int = 0,
     quantiles: tuple[tuple[float, int], ...] = (),
     reward_model: bool = False,
+    fuse: bool = False,
     workload: dict[str, Any] | None = None,
     run: dict[str, Any] | None = None,
     verifier: str = "tiny_verifier:verify",
     device_space: tuple[int, int, int] = (1, 1, 4),
 ) -> Problem:
-    """PPO with actor, critic, reference, and a verifier (or a reward model)."""
+    """PPO with actor, critic, reference, and a verifier (or a reward model); `fuse`: both trainings."""
+    trainers = ("actor_train", "critic_train")
     w = Workload(
         **{
             "prompts": 4,
@@ -149,7 +151,6 @@ def problem(
             writes=("W_critic",),
         ),
     )
-    trainers = ("actor_train", "critic_train")
     edges = [Edge("actor_gen", v, "Y") for v in ("ref_inf", "reward_inf", "critic_inf")]
     for source, container in (("ref_inf", "logp_ref"), ("reward_inf", "r"), ("critic_inf", "v")):
         edges += [Edge(source, t, container) for t in trainers]
@@ -166,7 +167,7 @@ def problem(
     containers += [Container(name=n, elements=e, bytes_each=4) for n, e in sizes.items()]
     return Problem(
         name="tiny",
-        options=Options(steps=4, cost_model="paper"),
+        options=Options(steps=4, cost_model="paper", fuse=trainers if fuse else None),
         workload=w,
         models=models,
         hardware=HARDWARE,
@@ -196,6 +197,14 @@ def problem(
             }
         ),
     )
+
+
+def trained(gpus: str, dp: int = 1, pp: int = 1, mb: tuple[int, int] = (1, 1)) -> dict[str, Placement]:
+    """Both trainings in one place, as fusion wants them; microbatches of actor and critic."""
+    return {
+        f"{model}_train": place(gpus, dp, pp, mb=count)
+        for model, count in zip(("actor", "critic"), mb, strict=True)
+    }
 
 
 def executable(problem: Problem, plan: dict[str, Placement]) -> Executable:

@@ -247,19 +247,6 @@ def test_another_node_shape_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     assert "2 nodes (0.0, 0.1)" in text
 
 
-def test_fused_training_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import msgspec
-
-    made = problem()
-    fused = msgspec.structs.replace(
-        made, options=msgspec.structs.replace(made.options, fuse=("actor_train", "critic_train"))
-    )
-    path = write_plan(tmp_path, executable(fused, colocated()))
-    code, text = run_cli(capsys, path)
-    assert code == 3
-    assert "fused training of `actor_train` and `critic_train`" in text
-
-
 def test_help_is_quick_and_complete(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out

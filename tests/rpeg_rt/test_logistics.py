@@ -121,8 +121,8 @@ def leave(workers, realisation, x, got, dice):
         for rank in realisation.destination(node) if bound.outputs else ():
             left[rank] = got[rank]
     else:
-        task = realisation.semantics.tasks[node.vertex]
-        layout = realisation.plan[node.vertex].layout
+        task = realisation.semantics.tasks[bound.vertices[0]]
+        layout = realisation.plan[bound.vertices[0]].layout
         for d in range(layout.data_parallel):
             ranks, mine = replica_ranks(bound.ranks, layout, d), block(w, layout.data_parallel, d)
             if isinstance(task, Generate):

@@ -26,6 +26,7 @@ from tests.rpeg_rt.plans import (
     executable,
     place,
     problem,
+    trained,
     verify,
     write_plan,
     write_prompts,
@@ -77,6 +78,18 @@ CASES: dict[str, tuple[dict[str, object], dict[str, Placement]]] = {
     "epochs, minibatches, waves": (
         {"workload": {"epochs": 2, "minibatches": 2}},
         colocated(dp=2, actor_gen=place("0-1", dp=2, waves=2)),
+    ),
+    "fused, one stage": (
+        {"fuse": True, "workload": {"epochs": 2, "minibatches": 2}},
+        colocated(dp=2) | trained("0-1", dp=2, mb=(2, 3)),
+    ),
+    "fused, served by what is trained": (
+        {"fuse": True},
+        colocated(dp=2, pp=2) | trained("0-3", dp=2, pp=2, mb=(4, 4)),
+    ),
+    "fused, the critic's stages reversed": (
+        {"fuse": True},
+        colocated(dp=2, critic_inf=place("0-1", pp=2)) | trained("0-1", pp=2, mb=(2, 4)),
     ),
     "random 1": ({"quantiles": SPLIT}, random_plan(1)),
     "random 2": ({"quantiles": SPLIT}, random_plan(2)),

@@ -1,13 +1,14 @@
 """Two models trained with interleaved microtasks have the bits of the two trained one after the other."""
 
+import msgspec
 import pytest
 import torch
 
 from ir_schema.stages import Microtask, MicrotaskSchedule
 from rpeg_rt.algorithms.batch import TrainBatch
 from rpeg_rt.engine import reverse_stages
-from rpeg_rt.engine.fused import ScheduleError, Update, train_fused
-from rpeg_rt.engine.pipeline import one_forward_one_backward
+from rpeg_rt.engine.fused import Update, train_fused
+from rpeg_rt.engine.microtasks import ScheduleError, one_forward_one_backward, schedule_hash
 from tests.rpeg_rt.engine import harness
 from tests.rpeg_rt.engine.harness import layout
 from tests.rpeg_rt.engine.test_parity import OPTIMIZER, batch_of, block, loss, responses
@@ -56,9 +57,15 @@ def schedule(stages: int, microbatches: tuple[int, int], backwards: bool) -> Mic
             order[position].append(chosen)
             done.add(chosen)
             chains[chosen.model, chosen.stage].pop(0)
-    return MicrotaskSchedule(
-        order=tuple(map(tuple, order)), makespan_ns=0, second_model_reversed=backwards, hash=""
+    return hashed(
+        MicrotaskSchedule(
+            order=tuple(map(tuple, order)), makespan_ns=0, second_model_reversed=backwards, hash=""
+        )
     )
+
+
+def hashed(plan: MicrotaskSchedule) -> MicrotaskSchedule:
+    return msgspec.structs.replace(plan, hash=schedule_hash(plan))
 
 
 def weights(engine):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rpeg_rt.engine.alignment import align
-from rpeg_rt.engine.pipeline import Task, one_forward_one_backward
+from rpeg_rt.engine.microtasks import Task, one_forward_one_backward
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
