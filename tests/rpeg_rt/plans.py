@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ir_schema.envelope import encode_stage
 from ir_schema.model import ModelSpec
 from ir_schema.problem import (
@@ -197,6 +199,28 @@ def problem(
             }
         ),
     )
+
+
+def shared(made: Problem) -> Problem:
+    """The same with the critic as a second head of the actor."""
+    replace = msgspec.structs.replace
+    models = {name: spec for name, spec in made.models.items() if name != "critic"}
+    models["actor"] = replace(models["actor"], head="both")
+    vertices = [
+        replace(v, model="actor", reads=("W_actor", "Y")) if v.name == "critic_inf" else v
+        for v in made.graph.vertices
+        if v.name != "critic_train"
+    ]
+    graph = replace(
+        made.graph,
+        vertices=tuple(vertices),
+        data_edges=tuple(e for e in made.graph.data_edges if e.target != "critic_train"),
+        publication_edges=tuple(Edge("actor_train", v, "W_actor") for v in ("actor_gen", "critic_inf")),
+        containers=tuple(c for c in made.graph.containers if c.name != "W_critic"),
+        trainable=("actor",),
+        staleness={"actor": made.graph.staleness["actor"]},
+    )
+    return replace(made, models=models, graph=graph)
 
 
 def trained(gpus: str, dp: int = 1, pp: int = 1, mb: tuple[int, int] = (1, 1)) -> dict[str, Placement]:

@@ -10,12 +10,11 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from ir_schema.problem import Edge, Placement, Problem, Workload
+from ir_schema.problem import Placement, Problem, Workload
 from rpeg_rt.data.prompts import Prompt
 from rpeg_rt.run import Settings, execute
 from rpeg_rt.verify import verify_file
@@ -26,6 +25,7 @@ from tests.rpeg_rt.plans import (
     executable,
     place,
     problem,
+    shared,
     trained,
     verify,
     write_plan,
@@ -244,24 +244,3 @@ def test_one_backbone_for_actor_and_critic(tmp_path: Path) -> None:
     for a, b in zip(one, other, strict=True):
         assert {"policy_loss", "value_loss"} <= a["actor_train"].keys()
         assert a["actor_train"] == pytest.approx(b["actor_train"], abs=1e-9)
-
-
-def shared(made: Problem) -> Problem:
-    """The same with the critic as a second head of the actor."""
-    replace = msgspec.structs.replace
-    models = {"actor": replace(made.models["actor"], head="both"), "reference": made.models["reference"]}
-    vertices = [
-        replace(v, model="actor", reads=("W_actor", "Y")) if v.name == "critic_inf" else v
-        for v in made.graph.vertices
-        if v.name != "critic_train"
-    ]
-    graph = replace(
-        made.graph,
-        vertices=tuple(vertices),
-        data_edges=tuple(e for e in made.graph.data_edges if e.target != "critic_train"),
-        publication_edges=tuple(Edge("actor_train", v, "W_actor") for v in ("actor_gen", "critic_inf")),
-        containers=tuple(c for c in made.graph.containers if c.name != "W_critic"),
-        trainable=("actor",),
-        staleness={"actor": 0},
-    )
-    return replace(made, models=models, graph=graph)
