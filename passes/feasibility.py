@@ -9,17 +9,30 @@ GIB = 2**30
 
 
 def memory_table(memory: DeviceMemory) -> list[str]:
-    """One line per part of a device's peak, largest first."""
+    """One line per part of a device's peak (of 0.1 % at least), largest first, then what the other operators
+    need there."""
     parts = [(x, f"{model}: {part}") for model, held in memory.persistent.items() for part, x in held.items()]
     worst = memory.transient_worst
     if worst is not None:
         parts += [(x, f"{worst}: {part}, while it runs") for part, x in memory.transient[worst].items()]
-    return [f"{x / GIB:8.2f} GiB  {what}" for x, what in sorted(parts, reverse=True) if x > 0]
+    lines = [
+        f"{x / GIB:8.2f} GiB  {what}"
+        for x, what in sorted(parts, reverse=True)
+        if 1000 * x >= memory.peak_bytes
+    ]
+    others = [(sum(held.values()), name) for name, held in memory.transient.items() if name != worst]
+    lines += [f"({x / GIB:7.2f} GiB  {name}, at another time)" for x, name in sorted(others, reverse=True)]
+    return lines
+
+
+def fullest(devices: Mapping[str, DeviceMemory]) -> tuple[str, DeviceMemory]:
+    """The first GPU with the largest peak."""
+    return max(devices.items(), key=lambda item: item[1].peak_bytes)
 
 
 def out_of_memory(devices: Mapping[str, DeviceMemory], limit_bytes: float) -> Diagnostic:
     """E420: the fullest device, its parts, and what would relieve it."""
-    name, memory = max(devices.items(), key=lambda item: item[1].peak_bytes)
+    name, memory = fullest(devices)
     return error(
         "E420",
         f"GPU {name} needs {memory.peak_bytes / GIB:.2f} GiB but has {limit_bytes / GIB:.2f} GiB",

@@ -1,8 +1,9 @@
 """Search: from a problem to the configuration with the best predicted score (`04-search`).
 
 The plan in the file constrains the search field by field. For every structure that the file allows, the
-greedy and the concurrent plan are scored; method `sa` starts from them, anneals, and polishes the best
-plan of all structures. Its result is therefore never worse than either of them.
+greedy and the concurrent plan are scored; method `sa` starts from them, anneals with half of the budget,
+and polishes the best plan of all structures with the rest. Its result is therefore never worse than either
+of them. (The heuristics are scored whatever the budget.)
 """
 
 import random
@@ -20,8 +21,8 @@ from passes.base import Pass
 from passes.search.annealing import Annealing, Switches
 from passes.search.concurrent import concurrent
 from passes.search.constraints import excluded_mask
-from passes.search.greedy import greedy
-from passes.search.infeasible import no_plan_fits
+from passes.search.greedy import greedy, leanest
+from passes.search.infeasible import no_plan_fits, too_large_alone
 from passes.search.ledger import Found, Ledger, OutOfBudget
 from passes.search.legality import complete, host_plans, legal, plan_errors
 from passes.search.polish import polish
@@ -61,8 +62,9 @@ class Search(Pass[Problem, Configuration]):
     """Problem to configuration.
 
     `method` is `none` (the plan in the file), `greedy`, `concurrent` or `sa`. `budget` counts evaluations
-    that are not in the cache and is split evenly over structures; the final polish comes on top.
-    `time_limit` [s] is an additional cap. The rest are ablations A1 to A9.
+    that are not in the cache: half of it, split evenly over structures, anneals, and the rest is for the
+    final polish, which gets all that annealing leaves. `time_limit` [s] is an additional cap. The rest are
+    ablations A1 to A9.
     """
 
     name: ClassVar[str] = "search"
@@ -71,7 +73,7 @@ class Search(Pass[Problem, Configuration]):
     target: ClassVar[type[Record]] = Configuration
 
     method: Literal["none", "greedy", "concurrent", "sa"] = "sa"
-    budget: int = 2000
+    budget: int = 6000
     seed: int = 0
     time_limit: float | None = None
     no_splitting: bool = False
@@ -111,7 +113,8 @@ class Search(Pass[Problem, Configuration]):
         ledger.termination = self._explore(spaces, ledger)
         if ledger.best is None:
             assert ledger.nearest is not None, "something was evaluated"
-            diagnostic = no_plan_fits(ledger.nearest, ledger.evaluations)
+            problem = _excluding(ledger.nearest.space.problem, stage)
+            diagnostic = no_plan_fits(problem, ledger.nearest, ledger.evaluations)
             if self.method != "sa":
                 tried = f"method `{self.method}` makes one plan per structure; `sa` looks for one that fits"
                 diagnostic = msgspec.structs.replace(diagnostic, notes=(*diagnostic.notes, tried))
@@ -144,7 +147,7 @@ class Search(Pass[Problem, Configuration]):
             else:
                 spaces.append(space)
         if not spaces:
-            raise DiagnosticError(empty)
+            raise DiagnosticError(too_large_alone(_excluding(found[0][1], problem), empty))
         return spaces, notes
 
     def _explore(self, spaces: list[Space], ledger: Ledger) -> str:
@@ -155,6 +158,8 @@ class Search(Pass[Problem, Configuration]):
             return "complete"
         reasons = []
         rest = max(0, self.budget - ledger.evaluations)
+        if not self.no_polish:
+            rest -= rest // 2
         for i, (space, start) in enumerate(zip(spaces, starts, strict=True)):
             share = rest // len(spaces) + (i < rest % len(spaces))
             ledger.allow(share, share_of_time=1 / (len(spaces) - i))
@@ -175,26 +180,42 @@ class Search(Pass[Problem, Configuration]):
         )
 
     def _start(self, space: Space, ledger: Ledger) -> Plan:
-        """Evaluate the heuristic plans that `method` asks for; the better one."""
+        """Evaluate the heuristic plans that `method` asks for, and the leanest if neither fits; the best."""
         plans = []
         if self.method != "greedy":
             plan, fits = concurrent(space)
             plans.append(ledger.baseline("concurrent", space, plan))
         if self.method != "concurrent" or not fits:
             plans.append(ledger.baseline("greedy", space, greedy(space)))
+        if self.method == "sa" and not any(found.evaluation.feasible for found in plans):
+            lean = leanest(space)
+            plans.append(Found(space, lean, ledger.evaluate(space, lean, free=True)))
         return max(plans, key=lambda found: ledger.value(found.evaluation)).plan
 
-    @staticmethod
-    def _polish(ledger: Ledger, termination: str) -> str:
+    def _polish(self, ledger: Ledger, termination: str) -> str:
         """Polish the best plan, or the one closest to fitting. Returns why the search ended."""
         start = ledger.best or ledger.nearest
         assert start is not None, "something was evaluated"
-        ledger.allow(None)
+        ledger.allow(max(0, self.budget - ledger.evaluations))
         try:
             polish(ledger, start)
         except OutOfBudget as stop:
             return stop.reason
         return termination
+
+
+def _excluding(structure: Problem, original: Problem) -> Problem:
+    """The problem of a structure, with the GPUs that the original one's search may not use."""
+    exclude = () if original.search is None else original.search.exclude
+    return msgspec.structs.replace(structure, search=SearchSpace(exclude=exclude))
+
+
+def _difference(best: Found, second: Found) -> str:
+    """What distinguishes the runner-up, in words."""
+    if second.space is not best.space:
+        return second.space.structure.describe()
+    moved = [v for v in best.space.vertices if second.plan[v] != best.plan[v]]
+    return f"another plan of {', '.join(moved)}"
 
 
 def _configuration(
@@ -208,6 +229,10 @@ def _configuration(
     for name in ("greedy", "concurrent"):
         if name in ledger.tried and name not in baselines:
             notes.append(f"the {name} plan does not fit in memory")
+    second = ledger.runner_up(best)
+    if second is not None:
+        baselines["runner-up"] = second.evaluation.score
+        notes.append(f"runner-up: {_difference(best, second)}")
     problem = msgspec.structs.replace(chosen.problem, plan={}, search=None)
     notes += _fusion_note(problem, best.plan)
     return Configuration(

@@ -136,6 +136,11 @@ class Enumeration:
         origins = {extent: self._origins[extent] for extent in extents}
         return Candidates(self.rules.vertex.name, tuple(shapes), origins)
 
+    def leanest(self) -> Placement | None:
+        """Of the placements on most GPUs the one that needs least memory; None if none is legal."""
+        legal = ((-p.layout.gpus, nbytes, p) for p, nbytes in self._legal())
+        return min(legal, key=lambda found: found[:2], default=(0, 0, None))[2]
+
     @property
     def emptied_by(self) -> str | None:
         """The first constraint that nothing passed."""
@@ -190,6 +195,16 @@ class Enumeration:
         return known
 
     def _shapes(self) -> Iterator[Shape]:
+        """Every legal placement that fits in memory alone."""
+        for p, nbytes in self._legal():
+            if nbytes <= self.evaluator.limit_bytes:
+                self.passed.add("memory")
+                time_ns = self.evaluator.operator_ns(self.rules.vertex.name, p)
+                yield Shape(placement=p, gpus=p.layout.gpus, time_ns=time_ns, nbytes=nbytes)
+
+    def _legal(self) -> Iterator[tuple[Placement, int]]:
+        """Every legal placement at its first origin, with the bytes it needs alone, whether it has them or
+        not."""
         for dp, pp, tp, cp, ep in self.degrees():
             extent = self.rules.extent_of(dp * pp * tp * cp)
             options = self._microbatches(dp, pp)
@@ -210,20 +225,17 @@ class Enumeration:
                     context_parallel=cp,
                     expert_parallel=ep,
                 )
-                yield from self._that_fit(placement)
+                yield from self._in_memory(placement)
 
-    def _that_fit(self, placement: Placement) -> Iterator[Shape]:
-        """The placement if it fits in memory alone; a generation with the smallest number of waves that
+    def _in_memory(self, placement: Placement) -> Iterator[tuple[Placement, int]]:
+        """The placement with the bytes it needs alone; a generation with the smallest number of waves that
         fits, and some more for plans in which it shares its GPUs."""
         for waves in self._wave_options(placement):
             p = _in_waves(placement, waves)
             nbytes = self._nbytes(p)
             if self.least is None or nbytes < self.least[1]:
                 self.least = p, nbytes
-            if nbytes <= self.evaluator.limit_bytes:
-                self.passed.add("memory")
-                time_ns = self.evaluator.operator_ns(self.rules.vertex.name, p)
-                yield Shape(placement=p, gpus=p.layout.gpus, time_ns=time_ns, nbytes=nbytes)
+            yield p, nbytes
 
     def _wave_options(self, placement: Placement) -> list[int]:
         dp = placement.data_parallel

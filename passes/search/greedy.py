@@ -1,4 +1,5 @@
-"""The greedy plan: every vertex on all GPUs in its fastest layout, one after another (`04-search`)."""
+"""Plans that give every vertex all GPUs, one after another: the greedy one, in the fastest layouts
+(`04-search`), and the leanest one, from which a search starts where neither heuristic's plan fits."""
 
 from passes.search.candidates import Candidates
 from passes.search.space import Space
@@ -14,3 +15,12 @@ def widest(candidates: Candidates) -> Candidates:
 def greedy(space: Space) -> Plan:
     """The plan. Its layouts fit in memory one by one, but perhaps not together."""
     return {v: next(iter(widest(space.candidates[v]))) for v in space.vertices}
+
+
+def leanest(space: Space) -> Plan:
+    """The plan on the same GPUs whose layouts need least memory one by one, fast or slow."""
+    plan = {}
+    for v in space.vertices:
+        candidates = widest(space.candidates[v])
+        plan[v] = candidates.placements(min(candidates.shapes, key=lambda s: s.nbytes))[0]
+    return plan

@@ -1,56 +1,98 @@
-"""What to tell when no plan fits in memory: the tightest GPU, what fills it, and what would be enough.
+"""What to tell when nothing fits in memory: the tightest GPU, what fills it, and what would be enough.
 
-Remedies are found with the leanest plan: every vertex on all GPUs in the layout that alone needs least.
-They are enough, but a search may get by with less.
+Remedies are found with lean plans: every vertex on as many GPUs as it can use, in the layout that needs
+least memory there. They are enough, but a search may get by with less; the messages say so.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
+from ir_schema.device import DeviceSpace, size
 from ir_schema.diagnostics import Diagnostic
-from ir_schema.problem import Problem
+from ir_schema.problem import PartialPlacement, Placement, Problem
 from passes.cost.memory import by_device
-from passes.feasibility import GIB, out_of_memory
-from passes.search.candidates import Shape
+from passes.feasibility import GIB, fullest, memory_table, out_of_memory
+from passes.search.candidates import Enumeration
+from passes.search.constraints import Rules, excluded_mask
 from passes.search.evaluator import Evaluator
-from passes.search.greedy import widest
 from passes.search.ledger import Found
-from passes.search.space import build
-from passes.search.structures import Structure
+from passes.structure import Plan
 
 MOST_DOUBLINGS = 6
+MOST_SIZES = 12
 
 
-def no_plan_fits(found: Found, evaluations: int) -> Diagnostic:
-    """E420 about the plan that comes closest, with remedies."""
-    space, evaluator = found.space, found.space.evaluator
+def no_plan_fits(problem: Problem, found: Found, evaluations: int) -> Diagnostic:
+    """E420 about the plan that comes closest, with remedies. `problem` is the one of `found`'s structure,
+    with the GPUs that its search excludes."""
+    evaluator = found.space.evaluator
     devices = by_device(evaluator.memory(found.plan))
     diagnostic = out_of_memory(devices, evaluator.limit_bytes)
-    remedies = _remedies(space.problem, space.structure, found.evaluation.peak_bytes)
+    needed = found.evaluation.peak_bytes / (1 - problem.hardware.runtime_reserve)
+    larger = f"GPUs with {needed / GIB:.0f} GiB would hold the closest plan"
     return msgspec.structs.replace(
         diagnostic,
         message=f"no plan fits in memory; in the closest of {evaluations}, {diagnostic.message}",
-        help="; or ".join([*remedies, diagnostic.help]),
+        help="; or ".join([*_remedies(problem), larger, diagnostic.help]),
     )
 
 
-def _remedies(problem: Problem, structure: Structure, peak_bytes: int) -> list[str]:
+def too_large_alone(problem: Problem, diagnostics: list[Diagnostic]) -> list[Diagnostic]:
+    """`diagnostics`; the first that says that an operator does not fit even alone (E421) also says what fills
+    a GPU in the leanest plan, and what would be enough."""
+    first = next((i for i, d in enumerate(diagnostics) if d.code == "E421"), None)
+    lean = None if first is None else _lean_plan(problem)
+    if first is None or lean is None:
+        return diagnostics
+    evaluator, plan = lean
+    name, memory = fullest(by_device(evaluator.memory(plan)))
+    total = f"on GPU {name} of the leanest plan, {memory.peak_bytes / GIB:.2f} GiB together:"
+    found = diagnostics[first]
+    explained = msgspec.structs.replace(
+        found,
+        notes=(*found.notes, total, *memory_table(memory)),
+        help="; or ".join([*_remedies(problem), found.help]),
+    )
+    return [*diagnostics[:first], explained, *diagnostics[first + 1 :]]
+
+
+def _remedies(problem: Problem) -> list[str]:
     found = []
-    racks, nodes, gpus = problem.device_space
-    for doubling in range(1, MOST_DOUBLINGS + 1):
-        space = (racks, nodes << doubling, gpus)
-        if _fits(msgspec.structs.replace(problem, device_space=space), structure):
-            found.append(f"{racks * space[1] * gpus} GPUs ({space[1]} nodes in each rack) would be enough")
-            break
-    longest = _largest(
-        problem.workload.response_length - 1, lambda n: _fits(_with_responses(problem, n), structure)
-    )
+    space = _smallest(problem)
+    if space is not None:
+        racks, nodes, gpus = space
+        where = f"{nodes} nodes of {gpus}" if racks == 1 else f"{racks} racks of {nodes} nodes of {gpus}"
+        found.append(f"{size(space)} GPUs ({where}) were found to be enough")
+    longest = _largest(problem.workload.response_length - 1, lambda n: _fits(_with_responses(problem, n)))
     if longest:
-        found.append(f"responses of {longest} tokens would fit")
-    needed = peak_bytes / (1 - problem.hardware.runtime_reserve)
-    found.append(f"GPUs with {needed / GIB:.0f} GiB would hold the closest plan")
+        found.append(f"responses of {longest} tokens were found to fit")
     return found
+
+
+def _smallest(problem: Problem) -> DeviceSpace | None:
+    """The smallest machine of the same nodes that was found to be enough: more nodes where there is one rack,
+    more racks where there are several. Sizes are doubled until one is, then tried from below."""
+    racks, nodes, gpus = problem.device_space
+    unit = nodes if racks == 1 else racks
+
+    def sized(n: int) -> DeviceSpace:
+        return (1, n, gpus) if racks == 1 else (n, nodes, gpus)
+
+    def enough(n: int) -> bool:
+        return _fits(msgspec.structs.replace(problem, device_space=sized(n)))
+
+    doubled = (unit << i for i in range(1, MOST_DOUBLINGS + 1))
+    high = next((n for n in doubled if enough(n)), None)
+    if high is None:
+        return None
+    return sized(next((n for n in _between(high // 2, high) if enough(n)), high))
+
+
+def _between(low: int, high: int) -> Iterator[int]:
+    """At most `MOST_SIZES` sizes between two, ascending; all if there are no more."""
+    step = -(-(high - low - 1) // MOST_SIZES)
+    return iter(range(low + max(1, step), high, max(1, step)))
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
@@ -70,15 +112,22 @@ def _with_responses(problem: Problem, length: int) -> Problem:
     return msgspec.structs.replace(problem, workload=workload)
 
 
-def _fits(problem: Problem, structure: Structure) -> bool:
-    """Whether the leanest plan of `problem` fits."""
-    space, empty = build(0, structure, problem)
-    if empty:
-        return False
-    plan = {}
-    for v in space.vertices:
-        candidates = widest(space.candidates[v])
-        least: Shape = min(candidates.shapes, key=lambda s: s.nbytes)
-        plan[v] = candidates.placements(least)[0]
-    evaluator: Evaluator = space.evaluator
-    return evaluator.peak(plan) <= evaluator.limit_bytes
+def _fits(problem: Problem) -> bool:
+    """Whether the lean plan of `problem` fits."""
+    lean = _lean_plan(problem)
+    return lean is not None and lean[0].peak(lean[1]) <= lean[0].limit_bytes
+
+
+def _lean_plan(problem: Problem) -> tuple[Evaluator, Plan] | None:
+    """The plan that spreads every vertex furthest; None if one has no legal placement."""
+    evaluator, excluded = Evaluator(problem), excluded_mask(problem)
+    plan: dict[str, Placement] = {}
+    for v in problem.graph.vertices:
+        if v.model is None:
+            continue
+        fixed = problem.plan.get(v.name, PartialPlacement())
+        placement = Enumeration(evaluator, Rules(problem, v, excluded), fixed).leanest()
+        if placement is None:
+            return None
+        plan[v.name] = placement
+    return evaluator, plan

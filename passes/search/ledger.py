@@ -62,7 +62,7 @@ class Ledger:
         self._time_limit = math.inf if time_limit is None else time_limit
         self._deadline = self._started + self._time_limit
         self._cache: dict[tuple[int, object], Evaluation] = {}
-        self._elite: dict[tuple[str, ...], list[Found]] = {}
+        self._elite: dict[int, list[Found]] = {}
         self._told = self._started
         self._current = 0
 
@@ -151,7 +151,7 @@ class Ledger:
             self._tell(improved=True)
         else:
             self._tell()
-        elite = self._elite.setdefault(found.space.vertices, [])
+        elite = self._elite.setdefault(found.space.index, [])
         elite.append(found)
         if len(elite) > EVERY:
             self._trim(elite)
@@ -167,9 +167,16 @@ class Ledger:
 
     def elite(self, space: Space) -> list[Found]:
         """The best plans that fit, of all structures with the same vertices."""
-        elite = self._elite.get(space.vertices, [])
-        self._trim(elite)
-        return elite[:ELITE]
+        for elite in self._elite.values():
+            self._trim(elite)
+        alike = [f for elite in self._elite.values() for f in elite if f.space.vertices == space.vertices]
+        return sorted(alike, key=lambda f: -self.value(f.evaluation))[:ELITE]
+
+    def runner_up(self, best: Found) -> Found | None:
+        """The best plan that fits, of another structure than `best`'s if any has one, else of the same."""
+        everything = [f for elite in self._elite.values() for f in elite if f is not best]
+        others = [f for f in everything if f.space is not best.space]
+        return max(others or everything, key=lambda f: self.value(f.evaluation), default=None)
 
     # Telling -----------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """The search pass: baselines, annealing, polish, repeatability, and what it says when nothing fits."""
 
 import itertools
+import re
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from passes.evaluate import evaluate
 from passes.search import WATCH, Search, Watch
 from passes.search.concurrent import concurrent, levels
 from passes.search.greedy import greedy
+from passes.search.infeasible import _fits
 from passes.search.legality import legal
 from passes.search.space import build
 from passes.search.structures import structures
@@ -261,7 +263,7 @@ def test_efficiency_trades_little_throughput_for_utilisation():
     efficient = msgspec.structs.replace(
         plain, search=msgspec.structs.replace(plain.search, objective="efficiency")
     )
-    fast, lean = (Search(budget=400).run(p) for p in (plain, efficient))
+    fast, lean = (Search(budget=1500).run(p) for p in (plain, efficient))
     scores = evaluate(fast), evaluate(lean)
     assert scores[1].utilisation > scores[0].utilisation
     assert scores[1].score_tokens_per_s >= 0.9 * max(lean.search.baselines.values())
@@ -271,12 +273,91 @@ def test_efficiency_trades_little_throughput_for_utilisation():
 
 
 def test_nothing_fits():
+    problem = with_memory(ppo((1, 1, 4)), 5.0e10)
     with pytest.raises(DiagnosticError) as caught:
-        Search(budget=50).run(with_memory(ppo((1, 1, 4)), 5.0e10))
+        Search(budget=50).run(problem)
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "E420"
-    assert "GPUs" in diagnostic.help
-    assert any("GiB" in note for note in diagnostic.notes)
+    for what in ("actor: ", "ref: ", "critic_inf, at another time"):
+        assert any(what in note and "GiB" in note for note in diagnostic.notes), diagnostic.notes
+    enough = int(re.search(r"(\d+) GPUs", diagnostic.help)[1])
+    assert evaluate(Search(budget=400).run(with_nodes(problem, enough // 4))).memory_feasible
+
+
+def test_an_operator_that_does_not_fit_alone():
+    problem = with_memory(ppo((1, 1, 4)), 2.0e10)
+    with pytest.raises(DiagnosticError) as caught:
+        Search(budget=50).run(problem)
+    diagnostics = caught.value.diagnostics
+    assert {d.code for d in diagnostics} == {"E421"}
+    assert any("actor: " in note for note in diagnostics[0].notes), diagnostics[0].notes
+    enough = int(re.search(r"(\d+) GPUs \((\d+) nodes of 4\) were found", diagnostics[0].help)[1])
+    for nodes in range(1, enough // 4):
+        assert not _fits(with_nodes(problem, nodes))
+    assert evaluate(Search(budget=400).run(with_nodes(problem, enough // 4))).memory_feasible
+
+
+def test_the_longest_response_that_fits():
+    problem = ppo((1, 1, 4), cost_model="megatron", response_length=600_000, length_quantiles=())
+    with pytest.raises(DiagnosticError) as caught:
+        Search(budget=50).run(problem)
+    length = int(re.search(r"responses of (\d+) tokens", caught.value.diagnostics[0].help)[1])
+    assert 100 < length < 600_000
+    shorter = ppo((1, 1, 4), cost_model="megatron", response_length=length, length_quantiles=())
+    assert evaluate(Search(budget=200).run(shorter)).memory_feasible
+
+
+def with_nodes(problem, nodes):
+    return msgspec.structs.replace(problem, device_space=(1, nodes, 4))
+
+
+@pytest.mark.parametrize("budget", [1, 7, 60, 500])
+def test_a_budget_is_all_that_is_evaluated(budget):
+    """Beside the two heuristics of each structure, which are scored in any case."""
+    found = Search(budget=budget).run(ppo((1, 4, 4), cost_model="megatron"))
+    heuristics = 2 * len(structures(ppo((1, 4, 4))))
+    assert found.search.evaluations <= max(budget, heuristics)
+
+
+def test_a_polished_plan_is_not_improved_by_any_single_change():
+    found = Search(budget=3000).run(ppo((1, 1, 4)))
+    assert found.search.evaluations < 3000
+    (space,) = spaces(msgspec.structs.replace(found.problem, search=None))
+    best = evaluate(found).score_tokens_per_s
+    for v, candidates in space.candidates.items():
+        for placement in candidates:
+            changed = space.evaluator.evaluate(found.plan | {v: placement})
+            assert changed.score <= best or not changed.feasible
+
+
+def test_the_runner_up_is_of_another_structure():
+    choices = SearchSpace(staleness={"actor": (0, 1)}, split=("never",))
+    problem = ppo((1, 2, 4), search=choices)
+    found = Search(budget=400).run(problem)
+    second = found.search.baselines["runner-up"]
+    assert second <= evaluate(found).score_tokens_per_s
+    tau = found.problem.graph.staleness["actor"]
+    assert f"runner-up: staleness actor = {1 - tau}, staleness critic = 0, split never" in found.search.notes
+    other = msgspec.structs.replace(choices, staleness={"actor": (1 - tau,)})
+    alone = Search(method="greedy").run(msgspec.structs.replace(problem, search=other))
+    assert second >= evaluate(alone).score_tokens_per_s
+
+
+def test_the_runner_up_of_one_structure_is_another_plan():
+    problem = msgspec.structs.replace(tiny(), search=SearchSpace(split=("never",)))
+    found = Search(budget=2000).run(problem)
+    space, _ = build(0, *structures(problem)[0])
+    plans = itertools.product(*(space.candidates[v] for v in space.vertices))
+    scores = {}
+    for choice in plans:
+        plan = dict(zip(space.vertices, choice, strict=True))
+        e = space.evaluator.evaluate(plan)
+        if e.feasible:
+            scores.setdefault(space.key(plan), e.score)
+    best, second = sorted(scores.values(), reverse=True)[:2]
+    assert evaluate(found).score_tokens_per_s == best
+    assert found.search.baselines["runner-up"] <= second
+    assert any(n.startswith("runner-up: another plan of") for n in found.search.notes)
 
 
 def test_the_time_limit_is_a_cap():
