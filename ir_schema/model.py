@@ -16,8 +16,8 @@ class Experts(Record, frozen=True, kw_only=True):
     """Mixture-of-experts feed-forward layers.
 
     `routed` experts of width `ffn` of which `top_k` see each token, `shared_ffn` the total width of what
-    every token sees beside them, and the number of leading dense layers. `skew` >= 1 multiplies expert
-    work and received bytes.
+    every token sees beside them (scaled by a learned gate with `shared_gate`), and the number of leading
+    dense layers. `skew` >= 1 multiplies expert work and received bytes.
     """
 
     routed: int
@@ -26,6 +26,7 @@ class Experts(Record, frozen=True, kw_only=True):
     shared_ffn: int = 0
     dense_layers: int = 0
     router_bias: bool = False
+    shared_gate: bool = False
     skew: float = 1.0
 
 

@@ -83,6 +83,7 @@ def layer_shard(spec: ModelSpec, layer: int, tensor_parallel: int = 1, expert_pa
     dense += spec.hidden * routed + (routed if spec.experts.router_bias else 0)
     if spec.experts.shared_ffn:
         dense += _feed_forward(spec, spec.experts.shared_ffn, tensor_parallel)
+        dense += spec.hidden if spec.experts.shared_gate else 0
     return Shard(dense, _ceil(routed, expert_parallel) * expert_parameters(spec))
 
 

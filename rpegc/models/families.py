@@ -55,9 +55,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mlp_bias": True,
         "attention_sinks": True,
     },
+    "qwen2_moe": {"qkv_bias": True},
+    "deepseek_v2": {},
     "deepseek_v3": {},
 }
 """Fields of `ModelSpec` by `model_type`; what a config says itself wins over them."""
+
+WITH_EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3")
+"""Families whose configs name their experts (Gemma 4 may have some)."""
+
+LATENT_ATTENTION = ("deepseek_v2", "deepseek_v3")
+"""Families with multi-head latent attention."""
+
+RECURRENT = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma")
+"""Families without attention in some or all layers whose configs need not show it."""
 
 STATE_SPACE_MARKS = (
     "hybrid_override_pattern",

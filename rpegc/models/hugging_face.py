@@ -11,7 +11,13 @@ from typing import Any
 from ir_schema.base import Head
 from ir_schema.diagnostics import DiagnosticError, error
 from ir_schema.model import Experts, FullAttention, LatentAttention, ModelSpec, RopeScaling
-from rpegc.models.families import FAMILIES, STATE_SPACE_MARKS
+from rpegc.models.families import (
+    FAMILIES,
+    LATENT_ATTENTION,
+    RECURRENT,
+    STATE_SPACE_MARKS,
+    WITH_EXPERTS,
+)
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _NORMS = {"RMSNorm": "rmsnorm", "LayerNorm": "layernorm"}
@@ -118,7 +124,7 @@ def import_config(config: Mapping[str, Any], head: Head, name: str) -> ModelSpec
     fields["experts"] = _experts(reader, family)
     if family == "gemma4_text":
         fields["full_attention"] = _gemma4(reader)
-    if family == "deepseek_v3":
+    if family in LATENT_ATTENTION:
         fields["latent_attention"] = _latent_attention(reader)
     return ModelSpec(head=head, family=family, **fields)
 
@@ -129,6 +135,8 @@ def _family(reader: _Reader) -> str:
         raise reader.fail("E322", "key `model_type` is missing")
     layer_types = reader.config.get("layer_types") or ()
     recurrent = [m for m in STATE_SPACE_MARKS if reader.config.get(m) is not None]
+    if family in RECURRENT and not recurrent:
+        recurrent = ["model_type"]
     if recurrent or any(
         "linear" in str(t) or "mamba" in str(t) or "recurrent" in str(t) for t in layer_types
     ):
@@ -179,7 +187,7 @@ def _sizes(reader: _Reader, family: str) -> dict[str, Any]:
     activation = reader.first("hidden_activation", "hidden_act", "activation_function", "activation")[1]
     if activation is not None:
         fields["activation"] = str(activation)
-    if heads % fields["kv_heads"] and family != "deepseek_v3":
+    if heads % fields["kv_heads"] and family not in LATENT_ATTENTION:
         raise reader.fail(
             "E322", f"{fields['kv_heads']} key/value heads do not divide {heads} attention heads"
         )
@@ -291,10 +299,10 @@ def _positions(reader: _Reader) -> dict[str, Any]:
 def _experts(reader: _Reader, family: str) -> Experts | None:
     count = reader.integer("num_experts", "num_local_experts", "n_routed_experts", default=0, least=0)
     if not count:
-        if family in ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"):
+        if family in WITH_EXPERTS:
             raise reader.fail("E322", "the number of experts is missing")
         return None
-    if family not in ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "gemma4_text"):
+    if family not in (*WITH_EXPERTS, "gemma4_text"):
         raise reader.refuse(f"experts in family `{family}`")
     if reader.integer("decoder_sparse_step", "moe_layer_freq", default=1) != 1 or reader.config.get(
         "mlp_only_layers"
@@ -305,6 +313,8 @@ def _experts(reader: _Reader, family: str) -> Experts | None:
     shared = 0
     if family == "gemma4_text":
         shared = dense
+    elif family == "qwen2_moe":
+        shared = reader.integer("shared_expert_intermediate_size")
     elif reader.config.get("n_shared_experts"):
         shared = reader.integer("n_shared_experts") * width
     top_k = reader.integer("num_experts_per_tok", "top_k_experts", "experts_per_token")
@@ -317,6 +327,7 @@ def _experts(reader: _Reader, family: str) -> Experts | None:
         shared_ffn=shared,
         dense_layers=reader.integer("first_k_dense_replace", default=0, least=0),
         router_bias=family in ("gpt_oss", "deepseek_v3"),
+        shared_gate=family == "qwen2_moe",
     )
 
 
