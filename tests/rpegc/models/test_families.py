@@ -12,7 +12,7 @@ import pytest
 from ir_schema.diagnostics import DiagnosticError
 from ir_schema.problem import Layout
 from passes.cost import parameters
-from rpegc.models import import_config
+from rpegc.models import FAMILIES, import_config, load_facts, model_names
 from tests.rpegc.models.test_models import SMALL
 
 KNOWN = json.loads(Path(__file__).with_name("families.json").read_text())
@@ -22,6 +22,11 @@ KNOWN = json.loads(Path(__file__).with_name("families.json").read_text())
 def test_parameters(name):
     spec = import_config(KNOWN[name]["config"], "lm", name)
     assert parameters.total(spec) == KNOWN[name]["parameters"]
+
+
+def test_every_family_is_counted():
+    counted = {load_facts(name).spec["family"] for name in model_names()}
+    assert counted | {known["config"]["model_type"] for known in KNOWN.values()} >= set(FAMILIES)
 
 
 @pytest.mark.parametrize("name", ["qwen1.5-moe", "deepseek-v2-lite", "mixtral-8x22b"])
