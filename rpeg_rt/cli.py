@@ -183,20 +183,22 @@ cli.add_command(trace_command)
 
 
 def _progress(quiet: bool) -> Callable[["StepReport", int], None]:
-    """Tells standard error about the run, at most twice a second."""
-    last = 0.0
+    """Tells standard error about the run: one live line on a terminal, else a line now and then."""
+    live = sys.stderr.isatty()
+    interval, last = (0.5, 0.0) if live else (10.0, 0.0)
 
     def tell(report: "StepReport", steps: int) -> None:
         nonlocal last
         from rpeg_rt.run import reward_of
 
-        now = time.monotonic()
-        if quiet or (now - last < 0.5 and report.step + 1 < steps):
+        now, done = time.monotonic(), report.step + 1
+        if quiet or (now - last < interval and done < steps):
             return
         last = now
-        reward = reward_of(report)
-        figure = "" if reward is None else f"  reward {reward:.3f}"
-        click.echo(f"step {report.step + 1}/{steps}  {report.finished_ns / 1e9:.1f} s{figure}", err=True)
+        seconds, reward = report.finished_ns / 1e9, reward_of(report)
+        line = f"step {done}/{steps}  {seconds:.1f} s, {seconds / done * (steps - done):.0f} s left"
+        line += "" if reward is None else f"  reward {reward:.3f}"
+        click.echo(f"\r{line}\x1b[K" if live else line, err=True, nl=not live or done == steps)
 
     return tell
 
