@@ -6,6 +6,7 @@ The last line on standard error names the exit code whenever it is not 0.
 import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,7 +103,8 @@ def run_command(
         save=save,
         node_seconds=node_seconds,
     )
-    outcome = execute(plan, settings, _progress(quiet))
+    with redirect_stdout(sys.stderr):  # what verifiers print
+        outcome = execute(plan, settings, _progress(quiet))
     click.echo(msgspec.json.encode(outcome).decode() if as_json else render(outcome))
 
 
@@ -204,6 +206,8 @@ def _progress(quiet: bool) -> Callable[["StepReport", int], None]:
 
 
 def _fail(code: ExitCode, message: str) -> int:
+    if sys.stderr.isatty():
+        click.echo("\r\x1b[K", err=True, nl=False)  # the live line of progress
     click.echo(f"error: {message}", err=True)
     click.echo(f"rpeg-rt: exit code {int(code)} ({_MEANING[code]})", err=True)
     return int(code)

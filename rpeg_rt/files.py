@@ -1,7 +1,8 @@
-"""Writing files so that a reader sees the old content or the new, never half of it."""
+"""Writing files: as a whole, so that a reader sees the old content or the new, or line by line."""
 
 import os
 import tempfile
+from io import FileIO
 from pathlib import Path
 
 from rpeg_rt.failure import FileError
@@ -20,3 +21,33 @@ def write_atomically(path: Path, data: bytes) -> None:
             raise
     except OSError as exc:
         raise FileError(f"cannot write {path}: {exc.strerror}") from exc
+
+
+class LineFile:
+    """A new file of lines: each is on its way to the disk when `write` returns.
+
+    `what` names it in the FileError that is raised where it cannot be created or written.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path, self._what = path, what
+        try:
+            self._file: FileIO = path.open("wb", buffering=0)
+        except OSError as exc:
+            raise self._error(exc) from exc
+
+    def write(self, line: bytes) -> None:
+        """Append a line, which ends in a line feed. Raises FileError."""
+        left = memoryview(line)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as exc:
+            raise self._error(exc) from exc
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _error(self, exc: OSError) -> FileError:
+        return FileError(f"cannot write the {self._what} {self.path}: {exc.strerror}")

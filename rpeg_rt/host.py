@@ -22,7 +22,7 @@ from rpeg_rt.data.prompts import Prompt, PromptSet, load_prompts, token_matrix
 from rpeg_rt.data.tokenizers import Tokenizer, load_tokenizer
 from rpeg_rt.dispatch import Instance
 from rpeg_rt.failure import FileError, NumericError, PreflightError, RunError, UserCodeError
-from rpeg_rt.verifiers import Verifier, last_line, load_verifier
+from rpeg_rt.verifiers import Verifier, as_reward, last_line, load_verifier
 
 HELD_OUT = Instance(-1, -1)
 """Stands for the host vertex instance where the responses are those of a held-out evaluation."""
@@ -78,12 +78,12 @@ class VerifierPool:
             batch, i, call = self._queue.get()
             error: RunError | None = None
             try:
-                batch.rewards[i] = float(call())
+                batch.rewards[i] = as_reward(call())
                 if not math.isfinite(batch.rewards[i]):
                     error = NumericError(
                         f"verifier of `{self.vertex}` gave {batch.rewards[i]} to {batch.describe(i)}"
                     )
-            except Exception as exc:
+            except BaseException as exc:  # sys.exit() in a verifier may not end its thread in silence
                 error = UserCodeError(
                     f"verifier of `{self.vertex}` failed on {batch.describe(i)}: {last_line(exc)}"
                 )

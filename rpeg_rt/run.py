@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import IO
 
 from rpeg_rt.controller import Controller
 from rpeg_rt.failure import FileError, VerificationError
+from rpeg_rt.files import LineFile
 from rpeg_rt.host import Host
 from rpeg_rt.load import Plan, load_plan
 from rpeg_rt.preflight import check, this_machine
@@ -49,7 +49,9 @@ def execute(path: Path, settings: Settings, progress: Callable[[StepReport, int]
         raise FileError(f"cannot save weights: {settings.save} is not a directory")
     reports: list[StepReport] = []
     with ExitStack() as stack:
-        metrics = _open_metrics(settings.metrics, stack)
+        metrics = None if settings.metrics is None else LineFile(settings.metrics, "metrics")
+        if metrics is not None:
+            stack.callback(metrics.close)
         trace = settings.trace
         if trace is None:
             trace = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rpeg-rt-"))) / "trace.jsonl"
@@ -60,10 +62,7 @@ def execute(path: Path, settings: Settings, progress: Callable[[StepReport, int]
             reports.append(report)
             if metrics is not None:
                 line = {"step": report.step, "time_s": report.finished_ns / 1e9, **report.metrics}
-                try:
-                    metrics.write(json.dumps(line) + "\n")
-                except OSError as exc:
-                    raise FileError(f"cannot write the metrics: {exc.strerror}") from exc
+                metrics.write(json.dumps(line).encode() + b"\n")
             progress(report, steps)
 
         controller = Controller(
@@ -117,12 +116,3 @@ def _data_directory(plan: Plan) -> Path:
     if run is not None and run.prompts is not None and (plan.directory / run.prompts).is_file():
         return plan.directory
     return Path.cwd()
-
-
-def _open_metrics(path: Path | None, stack: ExitStack) -> IO[str] | None:
-    if path is None:
-        return None
-    try:
-        return stack.enter_context(path.open("w", encoding="utf-8", buffering=1))
-    except OSError as exc:
-        raise FileError(f"cannot write the metrics {path}: {exc.strerror}") from exc

@@ -12,7 +12,6 @@ import hashlib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
-from io import FileIO
 from pathlib import Path
 
 import msgspec
@@ -20,6 +19,7 @@ import msgspec
 from ir_schema.base import Record
 from ir_schema.stages import Microtask
 from rpeg_rt.failure import FileError
+from rpeg_rt.files import LineFile
 from rpeg_rt.rows import Ranges
 
 VERSION = 1
@@ -125,23 +125,14 @@ class TraceWriter:
     """Appends events to a file; every line is on its way to the disk when `write` returns."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._file: FileIO = path.open("wb", buffering=0)
-        except OSError as exc:
-            raise FileError(f"cannot write the trace {path}: {exc.strerror}") from exc
-        self.path = path
+        self._file = LineFile(path, "trace")
         self._chain = hashlib.sha256()
 
     def write(self, event: Event) -> None:
         """Append one line. Raises FileError."""
         body = _encoder.encode(event)[:-1]
         self._chain.update(body)
-        line = memoryview(body + _CHAIN + self._chain.hexdigest().encode() + _END)
-        try:
-            while line:
-                line = line[self._file.write(line) :]
-        except OSError as exc:
-            raise FileError(f"cannot write the trace {self.path}: {exc.strerror}") from exc
+        self._file.write(body + _CHAIN + self._chain.hexdigest().encode() + _END)
 
     def close(self) -> None:
         """Close the file."""

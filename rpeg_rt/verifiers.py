@@ -65,9 +65,20 @@ def load_verifier(name: str, directory: Path) -> Verifier:
     return verifier
 
 
+def as_reward(value: object) -> float:
+    """What a verifier returned as a number: Python's, numpy's or torch's. Raises TypeError."""
+    try:
+        if not isinstance(value, str | bytes):
+            return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(f"it returned {value!r:.60}, which is a {type(value).__name__} and no number")
+
+
 def last_line(exc: BaseException) -> str:
     """The exception and the place in the user's code that raised it."""
-    frames = traceback.extract_tb(exc.__traceback__)
+    here = Path(__file__).parent
+    frames = [f for f in traceback.extract_tb(exc.__traceback__) if Path(f.filename).parent != here]
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(exc).__name__}: {exc}{where}"
 

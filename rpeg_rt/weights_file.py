@@ -7,6 +7,7 @@ that it holds.
 import json
 import math
 import mmap
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,9 +38,18 @@ def lay_out(path: Path, shapes: Mapping[str, tuple[int, ...]], precision: str) -
     try:
         with path.open("wb") as file:
             file.write(_LENGTH.pack(len(encoded)) + encoded)
-            file.truncate(_LENGTH.size + len(encoded) + offset)
+            file.flush()
+            # Not a hole: where the disk is full, a write through the map would kill the worker.
+            _allocate(file.fileno(), _LENGTH.size + len(encoded) + offset)
     except OSError as exc:
         raise FileError(f"cannot write weights {path}: {exc.strerror}") from exc
+
+
+def _allocate(file: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    else:
+        os.truncate(file, size)
 
 
 def writable_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:

@@ -110,7 +110,7 @@ def token_matrix(prompts: list[Prompt], prompt_length: int) -> npt.NDArray[np.in
 def _object(line: bytes, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError as exc:  # malformed JSON or UTF-8
+    except (ValueError, RecursionError) as exc:  # malformed JSON or UTF-8, or nested without end
         raise DataError(f"{where}: not a line of JSON: {exc}") from exc
     if not isinstance(record, dict):
         raise DataError(f"{where}: a JSON object is needed, not {type(record).__name__}")
@@ -123,4 +123,8 @@ def _text(record: dict[str, Any], field: str, where: str) -> str:
     text = record[field]
     if not isinstance(text, str):
         raise DataError(f"{where}: field `{field}` must be a string, not {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise DataError(f"{where}: field `{field}` has half of a surrogate pair, which is no text") from exc
     return text

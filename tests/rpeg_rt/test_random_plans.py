@@ -21,6 +21,7 @@ from calib.hardware import load_hardware
 from ir_schema.envelope import pretty
 from ir_schema.problem import Optimizer, PartialPlacement, Placement, Problem
 from passes.search.legality import legal
+from rpeg_rt.engine import unsupported
 from rpeg_rt.run import Settings, execute
 from rpegc.cli.group import run as rpegc
 from tests.rpeg_rt.plans import problem, shared, write_prompts
@@ -64,7 +65,7 @@ def random_problem(dice: random.Random, slots: int) -> Problem:
             "prompts": 12 if slots % 3 == 0 else 8,
             "rollouts": dice.choice([1, 2, 3]),
             "epochs": dice.choice([1, 1, 2]),
-            "minibatches": dice.choice([1, 1, 2, 3]),
+            "minibatches": dice.choice([1, 1, 2, 3 if slots % 3 == 0 else 4]),
             **random_lengths(dice),
         },
         run={
@@ -108,9 +109,10 @@ def random_problem(dice: random.Random, slots: int) -> Problem:
 
 
 def random_placement(dice: random.Random, made: Problem, vertex: str, near: list[Placement]) -> Placement:
-    """Any legal placement; sometimes one that another vertex has, with other microbatches or layout."""
+    """Any legal placement that the engine executes; sometimes where another vertex is."""
     slots = made.device_space[2]
     (v,) = (v for v in made.graph.vertices if v.name == vertex)
+    assert v.model is not None
     while True:
         dp, pp, tp = (dice.choice([1, 1, 2, 3, 4, 6, 8]) for _ in range(3))
         size = dp * pp * tp
@@ -131,7 +133,7 @@ def random_placement(dice: random.Random, made: Problem, vertex: str, near: list
             microbatches=dice.choice([1, 1, 2, 3, 4]),
             waves=dice.choice([1, 1, 2]) if v.role == "generation" else 1,
         )
-        if not legal(made, v, p):
+        if not legal(made, v, p) and not unsupported(made.models[v.model], p.layout, made.workload):
             return p
 
 
