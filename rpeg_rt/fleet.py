@@ -199,7 +199,10 @@ class Fleet:
         if self._spawner is not None:
             assert self._spawner.stdin is not None
             assert self._spawner.stdout is not None
-            self._await_exits()
+            if self.pids:
+                self._await_exits()
+            else:
+                self._spawner.kill()  # It may still import, and then hears nothing.
             for pipe in (self._spawner.stdin, self._spawner.stdout):
                 pipe.close()
             try:

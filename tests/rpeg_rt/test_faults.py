@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -154,33 +154,55 @@ def run_cli(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int
     return code, text
 
 
-def bad_verifier(body: str) -> Callable[[Path], None]:
-    def write(directory: Path) -> None:
-        (directory / f"bad_{abs(hash(body))}.py").write_text(
-            f"def verify(prompt, response, record):\n    {body}\n"
-        )
-
-    return write
+def with_verifier(directory: Path, body: str) -> Path:
+    """A plan whose verifier does `body`."""
+    name = f"bad_{abs(hash(directory))}"
+    (directory / f"{name}.py").write_text(f"def verify(prompt, response, record):\n    {body}\n")
+    return write_plan(directory, executable(problem(verifier=f"{name}:verify"), colocated()))
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "words"),
-    [
-        ("return record['nothing']", 6, ["reward_inf", "response ", "step 0", "KeyError: 'nothing'", "bad_"]),
-        ("return float('nan')", 8, ["reward_inf", "nan", "step 0"]),
-    ],
-    ids=["raises", "nan"],
-)
-def test_verifier_at_fault(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str, code: int, words: list[str]
-) -> None:
-    bad_verifier(body)(tmp_path)
-    path = write_plan(tmp_path, executable(problem(verifier=f"bad_{abs(hash(body))}:verify"), colocated()))
-    got, text = run_cli(capsys, path, "--trace", tmp_path / "trace.jsonl")
-    assert got == code, text
-    assert all(w in text for w in words), text
+def test_a_verifier_that_raises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = with_verifier(tmp_path, "return record['nothing']")
+    code, text = run_cli(capsys, path, "--trace", tmp_path / "trace.jsonl")
+    assert code == 6, text
+    assert all(w in text for w in ("reward_inf", "response ", "step 0", "KeyError: 'nothing'", "bad_")), text
     assert descendants(os.getpid()) == {}
-    check_trace(tmp_path, code)
+    check_trace(tmp_path, 6)
+
+
+def test_a_verifier_that_hangs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = with_verifier(tmp_path, "import time; print('asleep'); time.sleep(1000)")
+    code, text = run_cli(capsys, path, "--node-seconds", 4)
+    assert code == 5, text
+    assert re.search(r"`reward_inf` at step 0 \(node \d\) did not complete .* waiting for its verifier", text)
+    assert "asleep" in text
+
+
+@pytest.mark.parametrize("option", ["--trace", "--metrics"])
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    path = write_plan(tmp_path, executable(problem(), colocated()))
+    code, text = run_cli(capsys, path, option, "/dev/full", "--steps", 1)
+    assert code == 2
+    assert f"error: cannot write the {option[2:]} /dev/full: No space left on device" in text
+    assert descendants(os.getpid()) == {}
+
+
+def test_an_interrupt_while_workers_start_ends_at_once(tmp_path: Path) -> None:
+    path = write_plan(tmp_path, executable(problem(), colocated()))
+    process = rpeg_rt(path, "--trace", tmp_path / "trace.jsonl")
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while not (below := list(descendants(process.pid))) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        end(process, 130, within=3)
+        assert alive(below) == []
+    finally:
+        process.kill()
+        process.wait()
+    verdict = verify_file(tmp_path / "trace.jsonl", path)
+    assert (verdict.violations, verdict.exit_code) == ([], 130)
 
 
 def test_weights_that_explode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,17 @@
 """Shipped verifiers, and loading the user's."""
 
+import queue
+import re
 import sys
+from fractions import Fraction
 
+import numpy as np
 import pytest
+import torch
 
-from rpeg_rt.failure import FileError, UserCodeError
+from rpeg_rt.dispatch import Instance
+from rpeg_rt.failure import FileError, NumericError, UserCodeError
+from rpeg_rt.host import VerifierPool
 from rpeg_rt.verifiers import exact_match, load_verifier, numeric
 
 
@@ -83,3 +90,33 @@ def test_a_module_that_fails_to_import(user_module, tmp_path, text, what):
     name = user_module(text)
     with pytest.raises(UserCodeError, match=f"cannot be imported: .*{what}"):
         load_verifier(f"{name}:verify", tmp_path)
+
+
+@pytest.mark.parametrize("reward", [0.5, True, 2, Fraction(1, 4), np.float32(0.5), torch.tensor(0.5)])
+def test_rewards_are_numbers_of_any_kind(reward):
+    assert rewarded(lambda: reward).rewards.tolist() == [float(reward)]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (lambda: "0.5", UserCodeError, "TypeError: it returned '0.5', which is a str and no number"),
+        (lambda: None, UserCodeError, "it returned None, which is a NoneType"),
+        (lambda: 1 / 0, UserCodeError, r"ZeroDivisionError: .* \(.*test_verifiers.py:\d+\)"),
+        (lambda: sys.exit(3), UserCodeError, "SystemExit: 3"),
+        (lambda: float("nan"), NumericError, "gave nan to response 7 of step 4"),
+        (lambda: float("inf"), NumericError, "gave inf"),
+    ],
+)
+def test_what_is_no_reward_is_told(call, kind, words):
+    error = rewarded(call).error
+    assert type(error) is kind
+    assert re.search(words, str(error))
+    assert "`judge`" in str(error)
+
+
+def rewarded(call):
+    """What a pool of one verifier makes of one response."""
+    found = queue.SimpleQueue()
+    VerifierPool("judge", 1, found.put).submit(Instance(3, 4), np.array([7]), [call])
+    return found.get(timeout=30)

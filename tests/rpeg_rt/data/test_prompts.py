@@ -87,6 +87,8 @@ def test_long_prompts(load):
         (b"[1]", "JSON object is needed, not list"),
         (b'{"question": "a"}', "no field `prompt`; the line has question"),
         (b"{}", "the line has no fields"),
+        (b'{"prompt": "\\ud800"}', "half of a surrogate pair"),
+        (b"[" * 100_000, "not a line of JSON"),
         (b'{"prompt": 3}', "must be a string, not int"),
         (b'{"prompt": ""}', "the prompt is empty"),
     ],
