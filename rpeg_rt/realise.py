@@ -119,7 +119,10 @@ class Realisation:
 
     def ranks(self, allocation: Allocation) -> tuple[int, ...]:
         """Workers of an allocation, ascending."""
-        return tuple(self._rank[d] for d in allocation.device_names())
+        try:
+            return tuple(self._rank[d] for d in allocation.device_names())
+        except KeyError as exc:
+            raise UnrealisableError(f"GPU {exc.args[0]} has no worker: no vertex is placed on it") from exc
 
     def ranks_of(self, place: Weights) -> tuple[int, ...]:
         """Workers of a place in the order of its layout's positions."""
@@ -210,6 +213,8 @@ class Realisation:
         if n.container is None or n.source not in self._phases:
             raise UnrealisableError(f"template node {n.id} ({n.kind}) moves neither a container nor weights")
         phases = self._phases[n.source]
+        if n.src_phase is not None and not 1 <= n.src_phase <= len(phases):
+            raise UnrealisableError(f"template node {n.id} moves phase {n.src_phase} of `{n.source}`")
         sources = tuple(phases) if n.src_phase is None else (phases[n.src_phase - 1],)
         consumers = dict.fromkeys(
             v
@@ -265,7 +270,10 @@ class Realisation:
         source, target = self.serving[n.source], self.serving[n.vertex]
         if self.vertices[n.source].role == "training":
             return WeightTransfer(source, target, n.source_step + 1)
-        return WeightTransfer(source, target, self.nodes[self._phases[n.source][0]].reads[source.model])
+        version = self.nodes[self._phases[n.source][0]].reads.get(source.model)
+        if version is None:
+            raise UnrealisableError(f"template node {n.id} ({n.kind}) moves weights without versions")
+        return WeightTransfer(source, target, version)
 
     def _count_readers(self, *, on_host: bool) -> dict[tuple[int, str], int]:
         """How many nodes read what a node leaves, by (node, container)."""
@@ -273,6 +281,11 @@ class Realisation:
         for b in self.bound.values():
             for x in b.inputs if b.on_host == on_host else ():
                 for source in x.sources:
+                    if (source, x.container) not in readers:
+                        raise UnrealisableError(
+                            f"template node {b.node.id} reads `{x.container}` of node {source}, "
+                            "which does not leave it"
+                        )
                     readers[source, x.container] += 1
         return readers
 
@@ -301,6 +314,9 @@ def _check_template(executable: Executable, vertices: dict[str, Vertex]) -> None
     missing = [v.name for v in vertices.values() if v.model is not None and v.name not in executable.plan]
     if missing:
         raise UnrealisableError(f"vertex `{missing[0]}` has no placement in the plan")
+    for name, p in executable.plan.items():
+        if p.layout.gpus != len(p.allocation.device_names()) or min(p.microbatches, p.waves) < 1:
+            raise UnrealisableError(f"the placement of `{name}` contradicts itself")
     known = set(ids)
     for n in executable.template:
         unknown = [v for v in vertices_of(n) if v not in vertices]

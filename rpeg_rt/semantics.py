@@ -161,7 +161,9 @@ class _Reader:
         self.tasks[v.name] = Verify(tokens, output) if v.model is None else Score(tokens, output, kind)
 
     def training(self, v: Vertex) -> None:
-        assert v.model is not None
+        if v.model is None:
+            self.refuse(v, "trains no model")
+            return
         found: dict[str, list[str]] = {
             k: [] for k in ("tokens", "behaviour", "policy", "reference", "reward", "values")
         }
