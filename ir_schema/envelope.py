@@ -144,7 +144,7 @@ def decode_stage(data: bytes, *, check_id: bool = True) -> tuple[Envelope, Recor
     """
     try:
         envelope = msgspec.json.decode(data, type=Envelope)
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, RecursionError) as exc:
         raise DiagnosticError([error("E901", f"not a stage file: {exc}")]) from exc
     kind = STAGES.get(envelope.schema.removeprefix("rpeg."))
     if kind is None or envelope.version != VERSION:
@@ -159,7 +159,7 @@ def decode_stage(data: bytes, *, check_id: bool = True) -> tuple[Envelope, Recor
         )
     try:
         body = msgspec.json.decode(envelope.body, type=kind)
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, RecursionError) as exc:
         raise DiagnosticError([error("E903", f"malformed `{envelope.schema}`: {exc}")]) from exc
     if check_id and content_id(envelope.schema, envelope.version, canonical(body)) != envelope.id:
         raise DiagnosticError(

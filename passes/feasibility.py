@@ -5,7 +5,12 @@ from collections.abc import Mapping
 from ir_schema.diagnostics import Diagnostic, error
 from ir_schema.stages import DeviceMemory
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
+
+
+def amount(nbytes: float) -> str:
+    """`12.30 GiB`, or MiB where that would say little."""
+    return f"{nbytes / GIB:.2f} GiB" if nbytes >= GIB / 10 else f"{nbytes / MIB:.2f} MiB"
 
 
 def memory_table(memory: DeviceMemory) -> list[str]:
@@ -16,12 +21,10 @@ def memory_table(memory: DeviceMemory) -> list[str]:
     if worst is not None:
         parts += [(x, f"{worst}: {part}, while it runs") for part, x in memory.transient[worst].items()]
     lines = [
-        f"{x / GIB:8.2f} GiB  {what}"
-        for x, what in sorted(parts, reverse=True)
-        if 1000 * x >= memory.peak_bytes
+        f"{amount(x):>12}  {what}" for x, what in sorted(parts, reverse=True) if 1000 * x >= memory.peak_bytes
     ]
     others = [(sum(held.values()), name) for name, held in memory.transient.items() if name != worst]
-    lines += [f"({x / GIB:7.2f} GiB  {name}, at another time)" for x, name in sorted(others, reverse=True)]
+    lines += [f"({amount(x):>11}  {name}, at another time)" for x, name in sorted(others, reverse=True)]
     return lines
 
 
@@ -35,7 +38,7 @@ def out_of_memory(devices: Mapping[str, DeviceMemory], limit_bytes: float) -> Di
     name, memory = fullest(devices)
     return error(
         "E420",
-        f"GPU {name} needs {memory.peak_bytes / GIB:.2f} GiB but has {limit_bytes / GIB:.2f} GiB",
+        f"GPU {name} needs {amount(memory.peak_bytes)} but has {amount(limit_bytes)}",
         "plan" if memory.transient_worst is None else f"plan.{memory.transient_worst.partition('+')[0]}",
         help="spread its operators over more GPUs, raise pipeline or tensor parallelism, use more "
         "microbatches, or shorten the responses",

@@ -4,18 +4,20 @@ Names come first (everything else follows references), then sizes and options, t
 `passes.wellformed`. All findings of a group are reported together.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import ClassVar
 
 from ir_schema.base import TIERS, Record
-from ir_schema.device import all_devices
+from ir_schema.device import DeviceSpace
 from ir_schema.diagnostics import Diagnostic, DiagnosticError, error
 from ir_schema.hardware import Hardware, Tiers
 from ir_schema.problem import Problem
 from passes.base import Pass
 from passes.cost import cost_model
+from passes.magnitudes import check_magnitudes
 from passes.wellformed import EDGE_LISTS, check
 
 
@@ -101,15 +103,19 @@ def _search_names(problem: Problem, vertices: list[str]) -> Iterator[Diagnostic]
         for name in pair or ():
             yield from _known("E104", "vertex", name, vertices, f"search.fuse[{i}]")
     if all(n >= 1 for n in problem.device_space):
-        devices = set(all_devices(problem.device_space))
         for i, gpu in enumerate(search.exclude):
-            if gpu not in devices:
+            if not _is_gpu(gpu, problem.device_space):
                 yield error(
                     "E105",
                     f"unknown GPU `{gpu}`",
                     f"search.exclude[{i}]",
                     help="GPUs are written `rack.node.gpu`, counted from 0",
                 )
+
+
+def _is_gpu(name: str, space: DeviceSpace) -> bool:
+    digits = re.fullmatch(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)", name, re.ASCII)
+    return digits is not None and all(int(x) < n for x, n in zip(digits.groups(), space, strict=True))
 
 
 POSITIVE = {
@@ -208,7 +214,7 @@ def _check_quantiles(problem: Problem) -> Iterator[Diagnostic]:
 def verify(problem: Problem) -> list[Diagnostic]:
     """All errors of `problem`; empty if it is well formed."""
     names = list(check_names(problem))
-    sizes = list(check_sizes(problem))
+    sizes = list(check_sizes(problem)) or list(check_magnitudes(problem))
     try:
         cost_model(problem.options.cost_model)
     except DiagnosticError as exc:

@@ -13,11 +13,14 @@ from pathlib import Path
 import msgspec
 
 from ir_schema.base import Record
-from ir_schema.envelope import decode_stage, is_envelope
+from ir_schema.diagnostics import Diagnostic, DiagnosticError
+from ir_schema.envelope import decode_stage, is_envelope, stage_name
 from rpegc.diagnostics import Source
 from rpegc.driver import StageRun, input_run
 from rpegc.failure import usage_error
 from rpegc.stagefiles import read_bytes
+
+MOST_FINDINGS = 5
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ def stage_schema_of(data: bytes) -> str | None:
         return None
     try:
         value = msgspec.json.decode(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     return str(value["schema"]) if is_envelope(value) else None
 
@@ -54,9 +57,11 @@ def parse_problem(data: bytes, name: str, options: Mapping[str, object] | None =
     return Input(run, loaded.source)
 
 
-def read_stage(name: str) -> Input:
-    """A stage file. Raises UsageFailure E911 and DiagnosticError E901 … E904."""
+def read_stage(name: str, *, check: bool = True) -> Input:
+    """A stage file, with `check` a sound one. Raises UsageFailure E911 and DiagnosticError E901 … E905."""
     envelope, body = decode_stage(read_bytes(name))
+    if check:
+        _check(body)
     run = input_run(body, parent=envelope.parent, external=envelope.external, source_map=envelope.source_map)
     return Input(run, Source(name, ""))
 
@@ -64,7 +69,23 @@ def read_stage(name: str) -> Input:
 def read_any(name: str) -> Record:
     """The stage in a file that may be a problem or a stage file."""
     data = read_bytes(name)
-    return decode_stage(data)[1] if stage_schema_of(data) else parse_problem(data, name).run.stage
+    if not stage_schema_of(data):
+        return parse_problem(data, name).run.stage
+    stage = decode_stage(data)[1]
+    _check(stage)
+    return stage
+
+
+def _check(stage: Record) -> None:
+    from rpegc.invariants import unsound
+
+    found = list(unsound(stage))
+    if found:
+        more = [f"and {len(found) - MOST_FINDINGS} more"] if len(found) > MOST_FINDINGS else []
+        message = f"the `{stage_name(stage)}` is not sound: {found[0]}"
+        notes = (*found[1:MOST_FINDINGS], *more)
+        help = "compile the problem again"
+        raise DiagnosticError([Diagnostic(code="E905", message=message, notes=notes, help=help)])
 
 
 def problem_bytes(name: str, commands: Iterable[str] = ()) -> bytes:

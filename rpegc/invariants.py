@@ -1,9 +1,10 @@
-"""What must hold of every stage whatever pass made it: the checks of `--verify-each`.
+"""What must hold of every stage whatever made it: the checks of `--verify-each` and of stage files read.
 
     encoding      the stage decodes to itself and keeps its id
-    configuration its problem is well formed; every vertex with a model has a legal placement, a host has none
+    all           the problem is well formed; every vertex with a model has a legal placement, a host has none
     unrolled      ids are step * |V| + index; edges join existing vertices; the graph is acyclic
-    lowered …     ids are 0, 1, 2, …; predecessors exist; the graph is acyclic; payloads are not negative
+    lowered …     ids are 0, 1, 2, …; predecessors and vertices exist; the graph is acyclic; payloads are not
+                  negative
     costed …      durations are not negative; every GPU of the device space has a peak, the sum of its parts
     scheduled     start + time = finish; no start before a predecessor's finish; no GPU is reserved twice at
                   once; the makespan is the largest finish; placement order names every node once
@@ -40,7 +41,7 @@ from rpegc.labels import node_labels
 
 def violations(stage: Record) -> list[str]:
     """Every broken invariant of `stage`, one phrase each; an empty list means it is sound."""
-    return [*_encoding(stage), *_structure(stage)]
+    return [*_encoding(stage), *unsound(stage)]
 
 
 def _encoding(stage: Record) -> Iterator[str]:
@@ -53,22 +54,32 @@ def _encoding(stage: Record) -> Iterator[str]:
         yield "the stage changes when it is encoded and decoded"
 
 
-def _structure(stage: Record) -> Iterator[str]:
+def unsound(stage: Record) -> Iterator[str]:
+    """Every invariant that what `stage` says breaks, however it is encoded."""
+    found = list(_configuration_of(stage))
+    yield from found
     match stage:
-        case Configuration():
-            yield from _configuration(stage.problem, stage.plan)
+        case _ if found:
+            return
         case Unrolled():
             yield from _unrolled(stage)
         case Lowered():
-            yield from _nodes(stage.nodes)
+            yield from _nodes(stage.configuration.problem, stage.nodes)
         case Costed():
             yield from _costed(stage.configuration.problem, stage.nodes, stage.devices)
         case Scheduled():
             yield from _costed(stage.configuration.problem, stage.nodes, stage.devices)
             yield from _scheduled(stage)
         case Executable():
+            yield from _template(stage.problem, stage.template)
+
+
+def _configuration_of(stage: Record) -> Iterator[str]:
+    match stage:
+        case Configuration() | Executable():
             yield from _configuration(stage.problem, stage.plan)
-            yield from _template(stage.template)
+        case Unrolled() | Lowered() | Costed() | Scheduled():
+            yield from _configuration(stage.configuration.problem, stage.configuration.plan)
 
 
 def _configuration(problem: Problem, plan: Mapping[str, Placement]) -> Iterator[str]:
@@ -97,7 +108,8 @@ def _unrolled(stage: Unrolled) -> Iterator[str]:
     yield from _acyclic([(e.source, e.target) for e in stage.edges])
 
 
-def _nodes(nodes: Sequence[Node]) -> Iterator[str]:
+def _nodes(problem: Problem, nodes: Sequence[Node]) -> Iterator[str]:
+    yield from _vertices(problem, nodes)
     for i, node in enumerate(nodes):
         if node.id != i:
             yield f"node {i} has id {node.id}"
@@ -107,6 +119,15 @@ def _nodes(nodes: Sequence[Node]) -> Iterator[str]:
             if p not in range(len(nodes)):
                 yield f"node {i} has the unknown predecessor {p}"
     yield from _acyclic([(p, n.id) for n in nodes for p in n.predecessors])
+
+
+def _vertices(problem: Problem, nodes: Sequence[Node]) -> Iterator[str]:
+    known = {v.name for v in problem.graph.vertices}
+    for n in nodes:
+        named = [*(n.members or (n.vertex,)), *([] if n.source is None else [n.source])]
+        yield from (f"node {n.id} names the unknown vertex `{name}`" for name in named if name not in known)
+    run = {name for n in nodes if n.kind == "Op" for name in (n.members or (n.vertex,))}
+    yield from (f"`{name}` is never run" for name in sorted(known - run))
 
 
 def _acyclic(edges: Iterable[tuple[int, int]]) -> Iterator[str]:
@@ -122,7 +143,7 @@ def _acyclic(edges: Iterable[tuple[int, int]]) -> Iterator[str]:
 def _costed(
     problem: Problem, nodes: Sequence[CostedNode], devices: Mapping[str, DeviceMemory]
 ) -> Iterator[str]:
-    yield from _nodes(nodes)
+    yield from _nodes(problem, nodes)
     yield from (f"node {n.id} has a negative duration" for n in nodes if n.time_ns < 0)
     if devices.keys() != set(all_devices(problem.device_space)):
         yield "the peaks are not those of the device space's GPUs"
@@ -162,7 +183,8 @@ def _exclusive(nodes: Sequence[ScheduledNode], label: Mapping[int, str]) -> Iter
                 yield f"`{label[a.id]}` and `{label[b.id]}` hold GPU {device} at the same time"
 
 
-def _template(nodes: Sequence[TemplateNode]) -> Iterator[str]:
+def _template(problem: Problem, nodes: Sequence[TemplateNode]) -> Iterator[str]:
+    yield from _vertices(problem, nodes)
     for i, node in enumerate(nodes):
         if node.id != i:
             yield f"template node {i} has id {node.id}"

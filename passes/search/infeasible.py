@@ -12,7 +12,7 @@ from ir_schema.device import DeviceSpace, size
 from ir_schema.diagnostics import Diagnostic
 from ir_schema.problem import PartialPlacement, Placement, Problem
 from passes.cost.memory import by_device
-from passes.feasibility import GIB, fullest, memory_table, out_of_memory
+from passes.feasibility import amount, fullest, memory_table, out_of_memory
 from passes.search.candidates import Enumeration
 from passes.search.constraints import Rules, excluded_mask
 from passes.search.evaluator import Evaluator
@@ -30,7 +30,7 @@ def no_plan_fits(problem: Problem, found: Found, evaluations: int) -> Diagnostic
     devices = by_device(evaluator.memory(found.plan))
     diagnostic = out_of_memory(devices, evaluator.limit_bytes)
     needed = found.evaluation.peak_bytes / (1 - problem.hardware.runtime_reserve)
-    larger = f"GPUs with {needed / GIB:.0f} GiB would hold the closest plan"
+    larger = f"GPUs with {amount(needed)} would hold the closest plan"
     return msgspec.structs.replace(
         diagnostic,
         message=f"no plan fits in memory; in the closest of {evaluations}, {diagnostic.message}",
@@ -47,7 +47,7 @@ def too_large_alone(problem: Problem, diagnostics: list[Diagnostic]) -> list[Dia
         return diagnostics
     evaluator, plan = lean
     name, memory = fullest(by_device(evaluator.memory(plan)))
-    total = f"on GPU {name} of the leanest plan, {memory.peak_bytes / GIB:.2f} GiB together:"
+    total = f"on GPU {name} of the leanest plan, {amount(memory.peak_bytes)} together:"
     found = diagnostics[first]
     explained = msgspec.structs.replace(
         found,

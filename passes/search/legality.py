@@ -21,7 +21,7 @@ import msgspec
 from ir_schema.device import size
 from ir_schema.diagnostics import Diagnostic, error
 from ir_schema.problem import PartialPlacement, Placement, Problem, Vertex
-from passes.feasibility import GIB
+from passes.feasibility import amount
 from passes.search.candidates import Candidates, Enumeration
 from passes.search.constraints import Rules, divisors, excluded_mask
 
@@ -317,8 +317,8 @@ def _no_memory(enumeration: Enumeration) -> Diagnostic:
     waves = f", {p.waves} waves" if p.waves > 1 else ""
     return error(
         "E421",
-        f"it alone needs {nbytes / GIB:.2f} GiB on a GPU that has {limit / GIB:.2f} GiB",
+        f"it alone needs {amount(nbytes)} on a GPU that has {amount(limit)}",
         enumeration.rules.path,
         help="use more GPUs or shorter responses; "
-        f"the smallest layout ({degrees}{waves}) is short of {(nbytes - limit) / GIB:.2f} GiB",
+        f"the smallest layout ({degrees}{waves}) is short of {amount(nbytes - limit)}",
     )

@@ -128,7 +128,7 @@ def _read(request: Request, console: Console) -> StageRun:
         read = _parse(request, data)
     else:
         assert request.resume
-        read = read_stage(request.resume)
+        read = read_stage(request.resume, check=not request.verify_each)
         if _options(request):
             raise usage_error(
                 "E930",

@@ -9,6 +9,7 @@ from rpegc.diagnostics.source import Source
 
 TAB = 4
 WIDEST, CONTEXT = 140, 40
+LONGEST = 1000
 _COLOURS = {"error": "1;31", "warning": "1;33", "note": "1;36"}
 _BLUE, _BOLD = "1;34", "1"
 
@@ -28,7 +29,7 @@ def full(found: Diagnostic, source: Source | None, color: bool) -> str:
     """The message, the source lines with carets under every label, notes and help."""
     paint = _painter(color)
     head = paint(f"{found.severity}[{found.code}]", _COLOURS[found.severity])
-    lines = [head + paint(f": {found.message}", _BOLD)]
+    lines = [head + paint(f": {_short(found.message)}", _BOLD)]
     places = [] if source is None else _places(found, source)
     margin = ""
     if source is not None and places:
@@ -38,7 +39,7 @@ def full(found: Diagnostic, source: Source | None, color: bool) -> str:
         lines.append(paint(" --> ", _BLUE) + source.name)
     gutter = f"{margin} {paint('=', _BLUE)} "
     for kind, text in [*(("note", n) for n in found.notes), *([("help", found.help)] if found.help else [])]:
-        first, *rest = text.splitlines() or [""]
+        first, *rest = _short(text).splitlines() or [""]
         lines.append(f"{gutter}{paint(kind, _BOLD)}: {first}")
         lines += [" " * (len(margin) + 3 + len(kind) + 2) + line for line in rest]
     return "\n".join(lines) + "\n"
@@ -53,7 +54,7 @@ def concise(found: Diagnostic, source: Source | None, color: bool) -> str:
             line, column = source.position(span.start)
             where = f"{source.name}:{line}:{column}: "
     kind = _painter(color)(f"{found.severity}[{found.code}]", _COLOURS[found.severity])
-    return f"{where}{kind}: {found.message}"
+    return f"{where}{kind}: {_short(found.message)}"
 
 
 def as_json(found: Diagnostic, source: Source | None, color: bool = False) -> str:
@@ -86,7 +87,7 @@ def github(found: Diagnostic, source: Source | None, color: bool = False) -> str
             place = _range(source, span)
             keys = (("line", "line"), ("endLine", "end_line"), ("col", "column"), ("endColumn", "end_column"))
             fields[1:1] = [f"{name}={place[key]}" for name, key in keys]
-    text = found.message + (f"\nhelp: {found.help}" if found.help else "")
+    text = _short(found.message) + (f"\nhelp: {found.help}" if found.help else "")
     return f"::{kind} {','.join(fields)}::{_escaped(text)}"
 
 
@@ -137,6 +138,12 @@ def _excerpt(
             lines.append(f"{margin} {bar} {' ' * before}{sign}{note}")
     lines.append(f"{margin} {bar}")
     return lines
+
+
+def _short(text: str) -> str:
+    """`text` without the middle of what is very long, a name in a broken file for instance."""
+    half = LONGEST // 2
+    return text if len(text) <= LONGEST else f"{text[:half]} … {text[-half:]}"
 
 
 def _window(code: str, focus: int) -> tuple[str, int]:

@@ -1,5 +1,7 @@
 """JSON problems as tree values with spans, so that one conversion serves text and JSON."""
 
+import json
+
 import msgspec
 
 from ir_schema.diagnostics import DiagnosticError, Span
@@ -20,12 +22,23 @@ def read_json(text: str) -> tree.Value:
     try:
         msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError) as exc:
+        if "out of range" in str(exc):
+            _check_syntax(text)  # numbers of any size are JSON: whoever converts them has the better message
+            return _Reader(text).value()
         # msgspec: "JSON is malformed: trailing comma in object (byte 27)", or "Input data was truncated"
         message, _, digits = str(exc).removeprefix("JSON is malformed: ").rstrip(")").partition(" (byte ")
         at = len(data[: int(digits)].decode(errors="ignore")) if digits.isdigit() else len(text)
         found = finding("E010", f"not JSON: {message}", Span(start=at, end=at + 1))
         raise DiagnosticError([found]) from exc
     return _Reader(text).value()
+
+
+def _check_syntax(text: str) -> None:
+    try:
+        json.loads(text, parse_int=str, parse_float=str)
+    except json.JSONDecodeError as exc:
+        found = finding("E010", f"not JSON: {exc.msg}", Span(start=exc.pos, end=exc.pos + 1))
+        raise DiagnosticError([found]) from exc
 
 
 class _Reader:
