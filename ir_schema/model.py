@@ -77,7 +77,8 @@ class ModelSpec(Record, frozen=True, kw_only=True, omit_defaults=True):
     not trusted. `head_dim` None means hidden / attention_heads; `kv_heads` None means attention_heads.
 
     `checkpoint` is a Hugging Face checkpoint directory or `random:LABEL`: weights drawn from the run's
-    seed and the label, so that models with one label start equal (default label: the model's name).
+    seed and the label, so that models with one label start equal. Without it all models with an lm head share one label, and
+    every other model has its own.
     """
 
     layers: int

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ir_schema.model import ModelSpec
 from rpeg_rt.sampling import derive_seed
 
 EMBEDDING_STD = 0.02
@@ -17,11 +18,15 @@ SCALAR_HEAD_STD = 1e-3
 _RANDOM = "random:"
 
 
-def initial_label(checkpoint: str | None, model: str) -> str | None:
-    """The label that seeds the weights of `model`, or None where `checkpoint` names saved weights."""
-    if checkpoint is None:
-        return model
-    return checkpoint.removeprefix(_RANDOM) if checkpoint.startswith(_RANDOM) else None
+def initial_label(spec: ModelSpec, model: str) -> str | None:
+    """The label that seeds the weights of `model`, or None where its checkpoint names saved weights.
+
+    Without a checkpoint all policies have one label, so that a reference starts equal to the actor it
+    holds back; every other model has its own.
+    """
+    if spec.checkpoint is None:
+        return "policy" if spec.has_lm_head else model
+    return spec.checkpoint.removeprefix(_RANDOM) if spec.checkpoint.startswith(_RANDOM) else None
 
 
 def initial_tensor(seed: int, label: str, name: str, shape: Sequence[int]) -> npt.NDArray[np.float64]:

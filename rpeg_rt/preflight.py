@@ -71,7 +71,7 @@ def _unsupported_run(executable: Executable) -> list[str]:
     if problem.options.as_printed:
         found.append("plans made with --as-printed are for comparison, not for running")
     for name, spec in problem.models.items():
-        if initial_label(spec.checkpoint, name) is None:
+        if initial_label(spec, name) is None:
             found.append(
                 f"model `{name}` starts from saved weights ({spec.checkpoint}); only random ones can be made"
             )

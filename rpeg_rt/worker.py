@@ -100,7 +100,7 @@ class Worker:
             trainable=self.run.optimizers.get(place.model, self.run.optimizer) if place.training else None,
             copies=place.copies,
         )
-        label = initial_label(spec.checkpoint, place.model)
+        label = initial_label(spec, place.model)
         assert label is not None, "preflight refuses saved weights"
 
         def canonical(name: str, shape: tuple[int, ...]) -> torch.Tensor:

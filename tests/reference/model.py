@@ -37,7 +37,7 @@ def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 def initial_weights(spec: ModelSpec, name: str, seed: int, dtype: torch.dtype) -> Weights:
     """The weights that a run starts model `name` from."""
-    label = initial_label(spec.checkpoint, name)
+    label = initial_label(spec, name)
     assert label is not None
     return {n: torch.from_numpy(initial_tensor(seed, label, n, s)).to(dtype) for n, s in shapes(spec).items()}
 

@@ -2,13 +2,25 @@
 
 import numpy as np
 
+from ir_schema.model import ModelSpec
 from rpeg_rt.initial import initial_label, initial_tensor
 
 
+def model(head, checkpoint=None):
+    return ModelSpec(
+        layers=1, hidden=8, ffn=8, vocabulary=8, attention_heads=1, head=head, checkpoint=checkpoint
+    )
+
+
 def test_labels():
-    assert initial_label(None, "actor") == "actor"
-    assert initial_label("random:base", "actor") == "base"
-    assert initial_label("some/directory", "actor") is None
+    assert initial_label(model("scalar"), "critic") == "critic"
+    assert initial_label(model("scalar", "random:base"), "critic") == "base"
+    assert initial_label(model("lm", "some/directory"), "actor") is None
+
+
+def test_a_reference_starts_equal_to_its_actor():
+    assert initial_label(model("lm"), "actor") == initial_label(model("lm"), "reference")
+    assert initial_label(model("both"), "actor_critic") == initial_label(model("lm"), "reference")
 
 
 def test_equal_by_label_and_different_otherwise():
