@@ -73,7 +73,8 @@ class ModelSpec(Record, frozen=True, kw_only=True, omit_defaults=True):
     holds for all layers, or with `full_attention_every` n for all but each n-th, whose shape is
     `full_attention` where that differs. `rotary_fraction` is the part of a head that is rotated.
 
-    `parameters` is N_m of the cost model in use, which is always derived: a value in a file is ignored. `head_dim` None means hidden / attention_heads; `kv_heads` None means attention_heads.
+    `parameters` is N_m of the cost model in use, which is always derived: a value in a file is ignored.
+    `head_dim` None means hidden / attention_heads; `kv_heads` None means attention_heads.
 
     `checkpoint` is a Hugging Face checkpoint directory or `random:LABEL`: weights drawn from the run's
     seed and the label, so that models with one label start equal. Without it all models with an lm head
