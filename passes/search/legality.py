@@ -184,6 +184,8 @@ def explain(enumeration: Enumeration, candidates: Candidates) -> list[Diagnostic
         found = [_no_extent(enumeration)]
     elif stage == "origin":
         found = [_no_origin(enumeration)]
+    elif enumeration.least is None:
+        found = [_no_waves(enumeration)]
     else:
         found = [_no_memory(enumeration)]
     return [
@@ -307,6 +309,19 @@ def _no_origin(enumeration: Enumeration) -> Diagnostic:
         hint = f"nearest legal: {', '.join(str(list(o)) for o in close[:2])}" if close else ""
         return error("E417", f"origin {list(fixed.origin)}: {placing}", path, help=hint)
     return error("E418", "the fixed allocation contains excluded GPUs", path, "search.exclude")
+
+
+def _no_waves(enumeration: Enumeration) -> Diagnostic:
+    """E419: the fixed number of waves is legal for no candidate."""
+    rules, waves = enumeration.rules, enumeration.fixed.waves
+    assert waves is not None, "without fixed waves something reaches the memory filter"
+    reason = rules.waves(enumeration.fixed.data_parallel or 1, waves)
+    return error(
+        "E419",
+        f"waves = {waves}: {reason or 'no legal layout leaves a replica that many sequences'}",
+        f"plan.{rules.vertex.name}.waves",
+        help="remove `waves`, or set it to 1",
+    )
 
 
 def _no_memory(enumeration: Enumeration) -> Diagnostic:
