@@ -12,7 +12,7 @@ from rpegc.dump import plan_table, score_lines
 from rpegc.failure import EXIT_INTERRUPTED, EXIT_OK
 from rpegc.table import change, indent, size, table
 
-INFEASIBLE = frozenset({"E420"})
+INFEASIBLE = frozenset({"E420", "E421"})
 
 
 class StageOutcome(Record, frozen=True, kw_only=True):

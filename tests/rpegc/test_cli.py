@@ -282,6 +282,19 @@ def test_json_tells_what_is_wrong(rpegc: Rpegc, case: Path) -> None:
     assert "error[E303]" in err
 
 
+@pytest.mark.parametrize(("gigabytes", "code"), [(24, "E420"), (10, "E421")])
+def test_json_tells_that_nothing_fits(rpegc: Rpegc, case: Path, gigabytes: int, code: str) -> None:
+    value = json.loads(case.read_text())
+    value["plan"] = {}
+    value["hardware"]["memory_bytes"] = gigabytes * 1e9
+    case.write_text(json.dumps(value))
+    exit_code, out, _ = rpegc(case, "--json", "--budget", "20")
+    found = json.loads(out)
+    assert exit_code == 1
+    assert found["outcome"] == "infeasible"
+    assert {d["code"] for d in found["diagnostics"]} == {code}
+
+
 def test_a_plan_that_does_not_fit_is_refused_but_can_be_looked_at(rpegc: Rpegc, case: Path) -> None:
     value = json.loads(case.read_text())
     value["hardware"]["memory_bytes"] = 1e9
