@@ -1,4 +1,4 @@
-"""The device space and allocations in it (`01-graph`: D = racks x nodes x GPUs per node)."""
+"""The device space and allocations in it (semantics: D = racks x nodes x GPUs per node)."""
 
 from collections.abc import Iterator
 

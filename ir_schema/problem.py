@@ -1,4 +1,4 @@
-"""The problem: what a user asks to be planned. Its JSON form is fixed (`08-interchange`).
+"""The problem: what a user asks to be planned. Its JSON form is fixed (semantics: Interchange).
 
 Invariant: a `Problem` says nothing that a preset would have to explain; presets and the text form
 are expanded before it is built. Containers, vertices and edges keep the order of the file, because
@@ -189,7 +189,7 @@ class SearchSpace(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Optimizer(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """AdamW and its schedule for one model (`05-runtime`, learning semantics)."""
+    """AdamW and its schedule for one model (`docs/learning.md`)."""
 
     learning_rate: float = 1e-6
     beta1: float = 0.9

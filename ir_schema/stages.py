@@ -166,7 +166,7 @@ class ScheduledNode(CostedNode, frozen=True, kw_only=True):
 
 
 class Score(Record, frozen=True, kw_only=True):
-    """The figures by which a plan is judged (`02-transform`, score)."""
+    """The figures by which a plan is judged (semantics: Schedule)."""
 
     makespan_ns: int
     makespan_both_reserved_ns: int

@@ -1,6 +1,6 @@
 """Facts about a compact graph that several passes need, computed once per problem.
 
-"Topological order" is Kahn's order of E*, smallest vertex index first (`02-transform`): E* is E_data
+"Topological order" is Kahn's order of E*, smallest vertex index first (semantics: Lower): E* is E_data
 plus an edge from every serving vertex of a trainable model to that model's training vertex, a fused
 pair merged into one vertex. As printed, it is E_data with nothing merged.
 """

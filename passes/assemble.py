@@ -1,4 +1,4 @@
-"""Assemble: a scheduled configuration as the executable file that the runtime follows (`02-transform`)."""
+"""Assemble: a scheduled configuration as the executable file that the runtime follows (semantics: Lower)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Lower: the unrolled graph under a plan as Op, Comm and Reshard nodes (`02-transform`).
+"""Lower: the unrolled graph under a plan as Op, Comm and Reshard nodes (semantics: Lower).
 
 Nodes are inserted in a fixed order, which is also their id: Ops by (step, vertex, phase); data
 transfers by (step, edge, phase); reshards between serving vertices by (model, pair, step);

@@ -1,4 +1,4 @@
-"""The microtask schedule of a fused pair of training operators (`02-transform`, fused training)."""
+"""The microtask schedule of a fused pair of training operators (semantics: Fused training)."""
 
 import hashlib
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""Schedule: a start time for every node by greedy list scheduling, and the score (`02-transform`).
+"""Schedule: a start time for every node by greedy list scheduling, and the score (semantics: Schedule).
 
 Invariants: f(u) <= s(v) on every edge; nodes whose reserved GPU sets intersect never overlap in time;
 from the first to the last phase of a split generation no other Op uses its GPUs (except as printed).
@@ -93,7 +93,7 @@ def is_generation_phase(node: Node, analysis: Analysis) -> bool:
 
 
 def list_schedule(nodes: Sequence[CostedNode], analysis: Analysis) -> Timeline:
-    """Greedy list scheduling: the smallest earliest start first, ties as in `02-transform`.
+    """Greedy list scheduling: the smallest earliest start first, ties as in semantics: Schedule.
 
     `nodes` are in insertion order with ids 0..n-1; an Op reserves its sigma, a transfer its destination.
     """
@@ -209,7 +209,7 @@ def memory_penalty(max_peak_bytes: int, limit_bytes: float) -> float:
 def score(
     problem: Problem, nodes: Sequence[CostedNode], timeline: Timeline, max_peak_bytes: int, both_ns: int
 ) -> Score:
-    """The figures of merit of a schedule (`02-transform`, score); rates are 0 where nothing takes time."""
+    """The figures of merit of a schedule (semantics: Schedule); rates are 0 where nothing takes time."""
     workload, steps = problem.workload, problem.options.steps
     makespan = timeline.makespan
     seconds = makespan * 1e-9

@@ -1,4 +1,4 @@
-"""Which operators of a plan are split into phases, and which two are fused (`02-transform`, stage 1)."""
+"""Which operators of a plan are split into phases, and which two are fused (semantics: Lower 1)."""
 
 from ir_schema.device import Allocation
 from ir_schema.problem import Placement

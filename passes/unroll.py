@@ -1,4 +1,4 @@
-"""Unroll: the compact graph over K steps, with the versions each vertex reads and writes (`02-transform`)."""
+"""Unroll: the graph over K steps, with the versions each vertex reads and writes (semantics: Unroll)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Verify: reject a problem that has no meaning, before anything is computed from it (`01-graph`).
+"""Verify: reject a problem that has no meaning, before anything is computed from it (semantics: Graph).
 
 Names come first (everything else follows references), then sizes and options, then the graph rules of
 `passes.wellformed`. All findings of a group are reported together.

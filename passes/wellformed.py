@@ -1,4 +1,4 @@
-"""Well-formedness of the compact graph, one function per rule, each with its own code (`01-graph`).
+"""Well-formedness of the compact graph, one function per rule, each with its own code (semantics: Graph).
 
 Rules read only names that exist: `passes.verify` runs the name rules first and stops there if they fail.
 Every violation is reported, not only the first.

@@ -1,4 +1,4 @@
-"""Completion-driven dispatch of a template over any number of steps (`05-runtime`, C).
+"""Completion-driven dispatch of a template over any number of steps (semantics: Runtime).
 
 Pure: no clock, no processes. What may start depends on the completions alone, so the same sequence of
 completions always gives the same sequence of starts; the verifier replays a trace through this class.

@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit codes of `rpeg-rt` (`05-runtime`)."""
+    """Exit codes of `rpeg-rt` (semantics: Runtime)."""
 
     DONE = 0
     USAGE = 2

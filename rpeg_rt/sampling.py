@@ -1,4 +1,4 @@
-"""Randomness that does not depend on the plan, and the choice of tokens from it (`05-runtime`).
+"""Randomness that does not depend on the plan, and the choice of tokens from it (semantics: Runtime).
 
 A uniform number is a pure function of (seed, step, prompt, rollout, token): Philox4x32-10 with the seed as
 key and the other four as its 128-bit counter. Whatever replica, phase, microbatch or batch decodes a

@@ -1,4 +1,4 @@
-"""Whether a trace shows the execution of its plan: every rule of `05-runtime`, Verification.
+"""Whether a trace shows the execution of its plan: every rule of the semantics, Runtime.
 
 A violation names the nodes and times. A run that ended early is held to the same rules as far as it went.
 """

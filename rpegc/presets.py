@@ -1,7 +1,7 @@
 """Presets: `use ppo { … }` and its kin stand for ops, containers and edges that a user could have written.
 
 Nothing outside this file knows presets. An expansion is text of the language, parsed by its own parser, in
-which every place is that of the `use` statement. Vertices, edges and sizes are those of `01-graph`.
+which every place is that of the `use` statement. Vertices, edges and sizes are those of semantics: Graph.
 """
 
 from collections.abc import Iterable, Mapping

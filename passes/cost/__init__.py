@@ -1,4 +1,4 @@
-"""Cost: a time for every node and a peak for every device, by a named cost model (`03-cost`)."""
+"""Cost: a time for every node and a peak for every device, by a named cost model (semantics: Cost)."""
 
 from dataclasses import dataclass
 from difflib import get_close_matches

@@ -1,4 +1,4 @@
-"""The interface of a cost model: a time for every node, a peak for every device (`03-cost`).
+"""The interface of a cost model: a time for every node, a peak for every device (semantics: Cost).
 
 A cost model is one class registered in the entry-point group `rpegc.cost_models`. It is built once per
 problem and must be pure: the same arguments give the same numbers. Every duration is returned as its

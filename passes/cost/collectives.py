@@ -1,4 +1,4 @@
-"""Alpha-beta times of the communication primitives (`03-cost`), in seconds; zero for one participant."""
+"""Alpha-beta times [s] of the communication primitives (semantics: Cost); zero for one participant."""
 
 from ir_schema.hardware import AlphaBeta
 

@@ -1,4 +1,4 @@
-"""Lengths of the sequences of one step, and of the microbatches they are dealt into (`03-cost`, 6).
+"""Lengths of the sequences of one step and of its microbatches (`docs/cost-megatron.md`).
 
 The quantile function of the response lengths is piecewise linear through (0, 0) and the breakpoints; it is
 the constant L_r without breakpoints. Microbatches are made of sequences sorted by length and padded to the

@@ -1,4 +1,4 @@
-"""Cost model `megatron`: what `rpeg-rt` and Megatron-Core really hold and run (`03-cost`, second half).
+"""Cost model `megatron`: what `rpeg-rt` and Megatron-Core really hold and run (`docs/cost-megatron.md`).
 
 The skeleton is the paper's: T_op = gemm + bubble + tp + pp + dp + nongemm + opt, with cp and ep where a
 layout has them. gemm is the time of the busiest pipeline stage over all microbatches, kernel by kernel;

@@ -1,4 +1,4 @@
-"""Time of the matrix products and of attention on one GPU, kernel by kernel (`03-cost`, `megatron` 1-7, 11).
+"""Time of the matrix products and of attention on one GPU, kernel by kernel (`docs/cost-megatron.md`).
 
 A kernel takes the longest of its arithmetic, its memory traffic and the shortest time a kernel takes; the
 arithmetic runs at F_peak * rows/(rows + gamma_M) * w/(w + gamma_K), w the narrower side of the weight. All

@@ -1,4 +1,4 @@
-"""What a GPU holds under Megatron-Core, in bytes (`03-cost`, `megatron` 2, 3, 5, 8, 9, 11).
+"""What a GPU holds under Megatron-Core, in bytes (`docs/cost-megatron.md`).
 
 Training keeps weights, a gradient buffer in at least FP32, and for its share of the distributed optimizer
 an FP32 master copy (only where the weights are narrower) and two Adam moments. Layers are recomputed one at

@@ -1,7 +1,7 @@
 """Where the communication groups of a layout lie on the machine, and how fast they are.
 
 Ranks are nested: tensor index fastest, then context, pipeline stage and replica, over the allocation in
-flattened order (`04-search`, P6). A hardware file's inter-node all-reduce figures are those of whole nodes,
+flattened order (semantics: P6). A hardware file's inter-node all-reduce figures are those of whole nodes,
 all network cards together; a group with fewer members per node shares the cards with its siblings, which
 run at the same time. Point-to-point figures are those of one GPU, and bound an all-to-all.
 """

@@ -1,4 +1,4 @@
-"""Who holds what on which GPU, and when: device peaks under cost model `megatron` (`03-cost`, 8).
+"""Who holds what on which GPU, and when: device peaks under cost model `megatron` (`docs/cost-megatron.md`).
 
 Persistent on a GPU, once per distinct (allocation, layout) of a model: the training state; one copy of a
 frozen model's weights; tau copies of what a trainable model with tau > 0 is served from. With tau = 0, a

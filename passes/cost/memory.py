@@ -1,4 +1,4 @@
-"""Assembly of per-device peaks: peak(d) = sum of persistent parts + the largest transient (`03-cost`).
+"""Assembly of per-device peaks: peak(d) = sum of persistent parts + the largest transient (semantics: Cost).
 
 GPUs that host the same vertices have the same peak, so everything is computed once per region: the
 device space cut along the borders of all allocations.

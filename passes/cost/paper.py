@@ -1,6 +1,6 @@
 """Cost model `paper`: the formulas as printed (multi-head attention, two-projection FFN, vocabulary
 replicated over tensor ranks). It exists to be compared with the paper and with other implementations of
-it, digit for digit; use `megatron` to decide what fits. Symbols are those of `03-cost`.
+it, digit for digit; use `megatron` to decide what fits. Symbols are those of semantics: Cost.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""How many parameters a model has, and how many of them one GPU holds (`03-cost`, `megatron` 1, 2, 11).
+"""How many parameters a model has, and how many of them one GPU holds (`docs/cost-megatron.md`).
 
 Pure functions of a `ModelSpec`. Totals are those of the published checkpoint: unpadded vocabulary, tied
 embeddings once. Shards are what Megatron stores: padded vocabulary, tied embeddings at both ends of a

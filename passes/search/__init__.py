@@ -1,4 +1,4 @@
-"""Search: from a problem to the configuration with the best predicted score (`04-search`).
+"""Search: from a problem to the configuration with the best predicted score (semantics: Search).
 
 The plan in the file constrains the search field by field. For every structure that the file allows, the
 greedy and the concurrent plan are scored; method `sa` starts from them, anneals with half of the budget,

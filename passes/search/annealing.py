@@ -1,4 +1,4 @@
-"""Simulated annealing over the plans of one structure (`04-search`)."""
+"""Simulated annealing over the plans of one structure (semantics: Search)."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""X_cand(v): every legal (allocation, layout, microbatches, waves) of one vertex (`04-search`).
+"""X_cand(v): every legal (allocation, layout, microbatches, waves) of one vertex (semantics: Search).
 
 Candidates of equal shape differ only in where they stand, and a machine is homogeneous, so time and memory
 are computed once per shape, and candidates are kept as shapes with their origins. They are sorted by

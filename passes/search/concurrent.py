@@ -1,4 +1,4 @@
-"""The concurrent plan: independent vertices side by side, one level of the graph after another (`04-search`).
+"""The concurrent plan: independent vertices side by side, level after level (semantics: Search).
 
 Levels are the longest-path layering of (V, E_data). A level's members get disjoint candidates such that
 the slowest of them is as fast as possible; if there is no such choice they run one after another on all

@@ -1,4 +1,4 @@
-"""Constraints P1 to P8 on one vertex's plan (`04-search`), each stated once.
+"""Constraints P1 to P8 on one vertex's plan (semantics: Search), each stated once.
 
 The same statements enumerate candidates, check plans written by hand, and explain why nothing is left.
 Every method returns None when its constraint holds, and otherwise the reason in words.

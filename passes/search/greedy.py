@@ -1,5 +1,5 @@
 """Plans that give every vertex all GPUs, one after another: the greedy one, in the fastest layouts
-(`04-search`), and the leanest one, from which a search starts where neither heuristic's plan fits."""
+(semantics: Search), and the leanest one, from which a search starts where neither heuristic's plan fits."""
 
 from passes.search.candidates import Candidates
 from passes.search.space import Space

@@ -1,4 +1,4 @@
-"""Polish: the best plan improved one vertex at a time, until no single change improves it (`04-search`).
+"""Polish: the best plan improved vertex by vertex until no change improves it (semantics: Search).
 
 Candidates that cannot improve are skipped without being evaluated: in every plan a GPU is busy for at
 least K_eval times the operators placed on it, which bounds the score from above.

@@ -1,4 +1,4 @@
-"""Shared actor-critic: one trainable model with a policy and a value head in place of two (`01-graph`).
+"""Shared actor-critic: one trainable model with a policy and a value head in place of two.
 
 The rewrite is about graphs, not about presets: any two trainable models of equal backbone can share it.
 Their training vertices become one, at the policy's index, which reads what either read.

@@ -1,4 +1,4 @@
-"""Y_cand: the structural choices (share, fuse, split, staleness) that the file allows (`04-search`).
+"""Y_cand: the structural choices (share, fuse, split, staleness) that the file allows (semantics: Search).
 
 Staleness and sharing change what is learned, so only listed values are tried. Splitting does not; where it
 is on and changes anything, leaving it out is always tried too.

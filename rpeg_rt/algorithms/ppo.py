@@ -1,4 +1,4 @@
-"""Proximal policy optimisation, formula by formula as in the learning-semantics table of `05-runtime`.
+"""Proximal policy optimisation, formula by formula as in `docs/learning.md`.
 
 Shapes: n sequences of at most L_r response tokens; `mask` [n, L_r] bool marks response tokens. Every result
 is 0 outside the mask. Losses are sums over tokens.

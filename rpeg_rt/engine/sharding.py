@@ -2,7 +2,7 @@
 
 Pure: the same map tells the engine where its parameters come from and both sides of a transfer what to
 move. A rank's position in a layout is that of the cost model: tensor index fastest, then pipeline stage,
-then replica, so that a replica's ranks are neighbours (`04-search`, P6 and P8).
+then replica, so that a replica's ranks are neighbours (semantics: P6 and P8).
 
 Invariant: two shards of one canonical tensor, of whatever ranks of one layout, are equal or disjoint,
 and the distinct ones cover the tensor.

@@ -1,7 +1,7 @@
 """Length quantiles fitted to measured response lengths.
 
 Breakpoints (f_1, t_1) … (f_Q, t_Q) stand for the quantile function q(f) that is linear between them and
-starts at (0, 0) (`01-graph`, `02-transform`); no breakpoints stand for the constant L_r. The measured lengths
+starts at (0, 0) (semantics: Graph, Lower); no breakpoints stand for the constant L_r. The measured lengths
 x_1 <= … <= x_n have the quantile function x(f) = x_i on ((i-1)/n, i/n]. The error of a fit is
 
     E = sqrt( integral over f from 0 to 1 of (q(f) - x(f))^2 )   [tokens],

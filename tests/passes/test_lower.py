@@ -1,4 +1,4 @@
-"""Lowering of edges between split operators (`02-transform`, stages 1 and 2)."""
+"""Lowering of edges between split operators (semantics: Lower 1 and 2)."""
 
 import msgspec
 
