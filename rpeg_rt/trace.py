@@ -9,10 +9,12 @@ rewrites a whole trace is caught by the rules of `rpeg_rt.verify`, not by the ch
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -26,6 +28,7 @@ VERSION = 1
 _CHAIN = b',"chain":"'
 _END = b'"}\n'
 _DIGEST = 64
+_BEGIN = b'{"event":'
 
 
 class Event(Record, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
@@ -146,23 +149,29 @@ class BrokenTraceError(Exception):
 def read_trace(path: Path) -> Iterator[Line]:
     """The events of a trace, checked against its chain as they are read.
 
-    Raises FileError if it cannot be read, BrokenTraceError where a line does not fit.
+    Raises FileError if it cannot be read or never was a trace, BrokenTraceError where a line does not fit.
     """
     try:
-        file = path.open("rb")
+        with path.open("rb") as file:
+            yield from _events(path, file)
     except OSError as exc:
         raise FileError(f"cannot read the trace {path}: {exc.strerror}") from exc
+
+
+def _events(path: Path, file: BinaryIO) -> Iterator[Line]:
     chain = hashlib.sha256()
-    with file:
-        for number, line in enumerate(file, start=1):
-            body, digest = _split(line, number)
-            chain.update(body)
-            if chain.hexdigest().encode() != digest:
-                raise BrokenTraceError(f"line {number} was changed: it does not fit the hash chain")
-            try:
-                yield _decoder.decode(body + b"}")
-            except msgspec.DecodeError as exc:
-                raise BrokenTraceError(f"line {number} is not an event: {exc}") from exc
+    first = file.readline()
+    if not first.startswith(_BEGIN) and _CHAIN not in first:
+        raise FileError(f"{path} is not a trace" + ("" if first else ": it is empty"))
+    for number, line in enumerate(itertools.chain((first,), file), start=1):
+        body, digest = _split(line, number)
+        chain.update(body)
+        if chain.hexdigest().encode() != digest:
+            raise BrokenTraceError(f"line {number} was changed: it does not fit the hash chain")
+        try:
+            yield _decoder.decode(body + b"}")
+        except msgspec.DecodeError as exc:
+            raise BrokenTraceError(f"line {number} is not an event: {exc}") from exc
 
 
 def _split(line: bytes, number: int) -> tuple[bytes, bytes]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rpeg_rt.failure import FileError, VerificationError
 from rpeg_rt.findings import Verdict
-from rpeg_rt.load import Plan, load_plan
+from rpeg_rt.load import BrokenPlanError, Plan, load_plan
 from rpeg_rt.realise import Realisation, UnrealisableError
 from rpeg_rt.semantics import NotUnderstood
 from rpeg_rt.trace import (
@@ -82,12 +82,12 @@ def _check(plan: Plan, events: Iterable[Line], verdict: Verdict) -> None:
 def verify_file(trace: Path, plan: Path) -> Verdict:
     """Check the trace in a file against the plan in a file.
 
-    Raises FileError if one cannot be read, VerificationError if the plan is not intact.
+    Raises FileError if one cannot be read or is something else, VerificationError if the plan is not intact.
     """
-    if not plan.is_file():
-        raise FileError(f"cannot read the plan {plan}: no such file")
     try:
         loaded = load_plan(plan)
-    except FileError as exc:
+        return verify_trace(loaded, read_trace(trace))
+    except BrokenPlanError as exc:
         raise VerificationError([f"plan: {exc}"]) from exc
-    return verify_trace(loaded, read_trace(trace))
+    except FileError as exc:
+        raise FileError(f"{exc} (the order is `rpeg-rt verify TRACE PLAN`)") from exc

@@ -88,6 +88,29 @@ def test_a_plan_that_was_changed_or_another_one_is_caught(run: tuple[Path, Path]
     assert main(["verify", str(tmp_path / "missing.jsonl"), str(run[0])]) == 2
 
 
+def test_a_file_of_another_kind_is_no_violation(
+    run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, trace = run
+    empty = tmp_path / "empty"
+    empty.touch()
+    timeline = str(tmp_path / "timeline.json")
+    cases = [
+        (["verify", plan, trace], f"{trace} is not a plan: "),
+        (["verify", plan, plan], f"{plan} is not a trace "),
+        (["verify", trace, trace], f"{trace} is not a plan: "),
+        (["verify", empty, plan], f"{empty} is not a trace: it is empty"),
+        (["verify", trace, empty], f"{empty} is not a plan: "),
+        (["verify", tmp_path, plan], f"cannot read the trace {tmp_path}: "),
+        (["trace", empty, "--perfetto", timeline], f"{empty} is not a trace: it is empty"),
+        (["trace", plan, "--perfetto", timeline], f"{plan} is not a trace"),
+    ]
+    for arguments, message in cases:
+        assert main([str(a) for a in arguments]) == 2
+        assert message in capsys.readouterr().err
+    assert not Path(timeline).exists()
+
+
 # Tampering by somebody who also repairs the hash chain: the events themselves must be implausible.
 
 
