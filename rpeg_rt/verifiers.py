@@ -76,10 +76,13 @@ def as_reward(value: object) -> float:
 
 
 def last_line(exc: BaseException) -> str:
-    """The exception and the place in the user's code that raised it."""
+    """The exception and the place in the user's code that raised it, or that cannot be parsed."""
+    if isinstance(exc, SyntaxError) and exc.filename and Path(exc.filename).is_file():
+        return f"{type(exc).__name__}: {exc.msg} ({exc.filename}:{exc.lineno})"
     here = Path(__file__).parent
-    frames = [f for f in traceback.extract_tb(exc.__traceback__) if Path(f.filename).parent != here]
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    places = [(f.filename, f.lineno) for f in traceback.extract_tb(exc.__traceback__)]
+    places = [(file, n) for file, n in places if Path(file).parent != here and not file.startswith("<frozen")]
+    where = f" ({places[-1][0]}:{places[-1][1]})" if places else ""
     return f"{type(exc).__name__}: {exc}{where}"
 
 

@@ -84,11 +84,17 @@ def test_what_cannot_be_loaded(user_module, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "what"),
-    [("import absent_dependency\n", "absent_dependency"), ("\n1 / 0\n", "ZeroDivision"), ("def (", "Syntax")],
+    [
+        ("import absent_dependency\n", "absent_dependency"),
+        ("1 / 0\n", "ZeroDivision"),
+        ("def (", "SyntaxError: "),
+        ("if True:\nx = 1\n", "IndentationError: "),
+    ],
 )
 def test_a_module_that_fails_to_import(user_module, tmp_path, text, what):
-    name = user_module(text)
-    with pytest.raises(UserCodeError, match=f"cannot be imported: .*{what}"):
+    name = user_module("x = 1\n" + text)
+    line = 3 if text.startswith("if") else 2
+    with pytest.raises(UserCodeError, match=rf"cannot be imported: .*{what}.* \(.*/{name}\.py:{line}\)"):
         load_verifier(f"{name}:verify", tmp_path)
 
 
