@@ -37,12 +37,14 @@ def this_machine(slots: int | None) -> Machine:
 def check(executable: Executable, machine: Machine) -> Realisation:
     """The plan bound to this machine's workers. Raises PreflightError with all that is missing."""
     missing = _missing_software() + _unsupported_run(executable)
+    run = executable.problem.run
     try:
         realisation = Realisation(executable)
     except UnrealisableError as exc:
         raise PreflightError([*missing, str(exc)]) from exc
     except NotUnderstood as exc:
-        raise PreflightError(missing + exc.findings) from exc
+        other = run is not None and run.algorithm not in ALGORITHMS  # its graph is not one of PPO: no news
+        raise PreflightError(missing if other else missing + exc.findings) from exc
     missing += _unsupported_models(realisation)
     missing += _misfit(realisation, machine)
     missing += _deadlock(realisation)
@@ -63,10 +65,11 @@ def _unsupported_run(executable: Executable) -> list[str]:
     problem = executable.problem
     found = []
     if problem.run is None:
-        return ["the plan says nothing about a run (data, algorithm); add a `run` section to the problem"]
+        return ["the plan has no `run` section (algorithm, data); add one and compile again"]
     if problem.run.algorithm not in ALGORITHMS:
         found.append(
-            f"this runtime does not execute algorithm {problem.run.algorithm}, only {', '.join(ALGORITHMS)}"
+            f"algorithm {problem.run.algorithm} is not supported by this runtime: it runs "
+            f"{', '.join(ALGORITHMS)}"
         )
     if problem.options.as_printed:
         found.append("plans made with --as-printed are for comparison, not for running")

@@ -181,9 +181,9 @@ class _Reader:
         for a in found["policy"]:
             self.refuse(v, f"reads `{a}`, log-probabilities of a trainable model recomputed by inference")
         spec = self.problem.models[v.model]
-        tokens = self.one(v, "tokens among the inputs", found["tokens"])
-        reward = self.one(v, "rewards among the inputs", found["reward"])
-        values = self.one(v, "values among the inputs", found["values"])
+        tokens = self.one(v, "tokens among the inputs to be trained by PPO", found["tokens"])
+        reward = self.one(v, "rewards among the inputs to be trained by PPO", found["reward"])
+        values = self.one(v, "values among the inputs to be trained by PPO", found["values"])
         logprobs, reference = found["behaviour"], found["reference"]
         if spec.has_lm_head or len(logprobs) > 1:
             self.one(v, "log-probabilities of the generating version among the inputs", logprobs)

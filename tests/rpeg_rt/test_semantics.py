@@ -90,7 +90,7 @@ REFUSED = {
     ),
     "no reward": (
         with_vertex(problem(), "actor_train", reads=("W_actor", "Y", "logp_actor", "logp_ref", "v")),
-        "`actor_train`.*exactly one container of rewards among the inputs, not 0",
+        "`actor_train`.*exactly one container of rewards among the inputs to be trained by PPO, not 0",
     ),
     "no behaviour": (
         with_vertex(problem(), "actor_train", reads=("W_actor", "Y", "logp_ref", "r", "v")),
