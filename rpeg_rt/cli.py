@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MEANING = {
     ExitCode.USAGE: "usage or file",
     ExitCode.REFUSED: "refused before the start",
-    ExitCode.WORKER_LOST: "worker lost",
+    ExitCode.WORKER_LOST: "worker lost or failed",
     ExitCode.STALLED: "stalled or timed out",
     ExitCode.USER_CODE: "verifier or data failed",
     ExitCode.VERIFICATION: "verification failed",
@@ -40,8 +40,9 @@ HELP = """Execute a plan exactly as it stands, on persistent workers, and prove 
   rpeg-rt trace t.jsonl --perfetto t.json          a timeline for ui.perfetto.dev
 
 \b
-Exit codes: 0 done, 2 usage or file, 3 refused before the start, 4 worker lost, 5 stalled or
-timed out, 6 verifier or data failed, 7 verification failed, 8 numeric failure, 130 interrupted.
+Exit codes: 0 done, 2 usage or file, 3 refused before the start, 4 worker lost or failed,
+5 stalled or timed out, 6 verifier or data failed, 7 verification failed, 8 numeric failure,
+130 interrupted.
 """
 
 
@@ -65,7 +66,7 @@ timed out, 6 verifier or data failed, 7 verification failed, 8 numeric failure, 
     type=_FILE,
     help="Directory of prompts, tokenizer and verifiers (default: the plan's, or the current).",
 )
-@click.option("--save", type=_FILE, help="Write the trained models into this directory, as safetensors.")
+@click.option("--save", type=_FILE, help="Write the trained models here, as safetensors; a directory.")
 @click.option(
     "--node-seconds",
     type=click.FloatRange(min=0, min_open=True),
@@ -104,7 +105,7 @@ def run_command(
         node_seconds=node_seconds,
     )
     with redirect_stdout(sys.stderr):  # what verifiers print
-        outcome = execute(plan, settings, _progress(quiet))
+        outcome = execute(plan, settings, _progress(quiet), _warn)
     click.echo(msgspec.json.encode(outcome).decode() if as_json else render(outcome))
 
 
@@ -203,6 +204,10 @@ def _progress(quiet: bool) -> Callable[["StepReport", int], None]:
         click.echo(f"\r{line}\x1b[K" if live else line, err=True, nl=not live or done == steps)
 
     return tell
+
+
+def _warn(text: str) -> None:
+    click.echo(f"warning: {text}", err=True)
 
 
 def _fail(code: ExitCode, message: str) -> int:

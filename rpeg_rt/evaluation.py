@@ -62,12 +62,25 @@ class Examination:
         )
 
 
-def examination(realisation: Realisation, host: Host) -> Examination | None:
-    """A new evaluation; None without held-out prompts, a trained model that generates, or a verifier."""
+def _actors(realisation: Realisation) -> tuple[list[str], list[str]]:
+    """Vertices that train a model which generates, and those that verify."""
     tasks, vertices = realisation.semantics.tasks, realisation.vertices
     generating = {vertices[name].model for name, task in tasks.items() if isinstance(task, Generate)}
     policies = [n for n, t in tasks.items() if isinstance(t, Train) and vertices[n].model in generating]
-    verifiers = [name for name, task in tasks.items() if isinstance(task, Verify)]
+    return policies, [name for name, task in tasks.items() if isinstance(task, Verify)]
+
+
+def not_examined(realisation: Realisation) -> str | None:
+    """Why held-out prompts cannot be evaluated under this plan; None if they can."""
+    policies, verifiers = _actors(realisation)
+    if not policies:
+        return "no model that generates is trained"
+    return None if verifiers else "only a verifier judges their responses, and the plan rewards with a model"
+
+
+def examination(realisation: Realisation, host: Host) -> Examination | None:
+    """A new evaluation; None without held-out prompts, a trained model that generates, or a verifier."""
+    policies, verifiers = _actors(realisation)
     if not (host.held_out and policies and verifiers):
         return None
     return Examination(realisation, host, policies[0], verifiers[0])

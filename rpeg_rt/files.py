@@ -23,6 +23,14 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise FileError(f"cannot write {path}: {exc.strerror}") from exc
 
 
+def make_directory(path: Path) -> None:
+    """Create the directory `path` and those above it, where they are missing. Raises FileError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise FileError(f"cannot create the directory {path}: {exc.strerror}") from exc
+
+
 class LineFile:
     """A new file of lines: each is on its way to the disk when `write` returns.
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from statistics import median
 
 from rpeg_rt.controller import Controller
+from rpeg_rt.evaluation import not_examined
 from rpeg_rt.failure import FileError, VerificationError
-from rpeg_rt.files import LineFile
+from rpeg_rt.files import LineFile, make_directory
 from rpeg_rt.host import Host
 from rpeg_rt.load import Plan, load_plan
 from rpeg_rt.preflight import check, this_machine
@@ -35,8 +36,14 @@ class Settings:
     node_seconds: float = 600.0
 
 
-def execute(path: Path, settings: Settings, progress: Callable[[StepReport, int], None]) -> Outcome:
-    """Run the plan in `path`. Raises RunError. `progress` is told each finished step and their number."""
+def execute(
+    path: Path,
+    settings: Settings,
+    progress: Callable[[StepReport, int], None],
+    warn: Callable[[str], None] = lambda _: None,
+) -> Outcome:
+    """Run the plan in `path`. Raises RunError. `progress` is told each finished step and their number,
+    `warn` what the plan asks for and does not get."""
     plan = load_plan(path)
     realisation = check(plan.executable, this_machine(settings.slots))
     run = plan.executable.problem.run
@@ -45,8 +52,10 @@ def execute(path: Path, settings: Settings, progress: Callable[[StepReport, int]
     seed = run.seed if settings.seed is None else settings.seed
     if steps < 1:
         raise FileError(f"a run of {steps} steps is none; give --steps 1 or more")
-    if settings.save is not None and not settings.save.is_dir():
-        raise FileError(f"cannot save weights: {settings.save} is not a directory")
+    if settings.save is not None:
+        make_directory(settings.save)
+    if run.eval_prompts is not None and (reason := not_examined(realisation)):
+        warn(f"the held-out prompts {run.eval_prompts} are not used: {reason}")
     reports: list[StepReport] = []
     with ExitStack() as stack:
         metrics = None if settings.metrics is None else LineFile(settings.metrics, "metrics")

@@ -12,13 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ir_schema.problem import Optimizer, Placement
+from ir_schema.stages import Executable
 from rpeg_rt.cli import main
 from rpeg_rt.verify import verify_file
 from tests.rpeg_rt.plans import colocated, executable, place, problem, write_plan
 
+replace = msgspec.structs.replace
 LONG = 5000
 PATIENCE = 60.0
 
@@ -216,6 +219,29 @@ def test_weights_that_explode(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     check_trace(tmp_path, 8)
 
 
+def test_the_directory_of_the_weights_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_plan(tmp_path, executable(problem(), colocated()))
+    weights = tmp_path / "some" / "where"
+    assert run_cli(capsys, path, "--steps", 1, "--save", weights)[0] == 0
+    assert sorted(p.name for p in weights.iterdir()) == ["actor.safetensors", "critic.safetensors"]
+    code, text = run_cli(capsys, path, "--steps", 1, "--save", path / "below")
+    assert code == 2
+    assert f"error: cannot create the directory {path / 'below'}: Not a directory" in text
+    code, text = run_cli(capsys, path, "--steps", 1, "--trace", tmp_path / "no" / "trace")
+    assert code == 2
+    assert "cannot write the trace" in text
+
+
+def test_held_out_prompts_that_nobody_judges_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = problem(reward_model=True, run={"eval_prompts": "prompts.jsonl"})
+    path = write_plan(tmp_path, executable(made, colocated(reward_inf=place("0"))))
+    code, text = run_cli(capsys, path, "--steps", 1)
+    assert code == 0, text
+    assert re.search(r"^warning: the held-out prompts prompts.jsonl are not used: only a verifier", text)
+
+
 def test_files_at_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_plan(tmp_path, executable(problem(), colocated()))
     prompts = tmp_path / "prompts.jsonl"
@@ -249,7 +275,45 @@ def test_preflight_names_all_that_is_missing(tmp_path: Path, capsys: pytest.Capt
     code, text = run_cli(capsys, path, "--slots", 2)
     assert code == 3
     assert "the plan uses 4 GPUs (0.0.0 … 0.0.3), this machine has 2 slots" in text
-    assert "grpo" in text
+    assert "\n  - algorithm grpo is not supported by this runtime: it runs ppo\n" in text
+
+
+def test_another_algorithm_is_refused_by_its_name_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def without_critic(algorithm: str | None) -> Executable:
+        made = problem(run={"algorithm": algorithm or "ppo"})
+        graph = made.graph
+        dropped = ("critic_inf", "critic_train")
+        edges = [e for e in graph.data_edges if not {e.source, e.target} & set(dropped)]
+        graph = replace(
+            graph,
+            vertices=tuple(
+                replace(v, reads=tuple(a for a in v.reads if a != "v"))
+                for v in graph.vertices
+                if v.name not in dropped
+            ),
+            data_edges=tuple(edges),
+            publication_edges=tuple(e for e in graph.publication_edges if e.container == "W_actor"),
+            containers=tuple(c for c in graph.containers if c.name not in ("v", "W_critic")),
+            trainable=("actor",),
+            staleness={"actor": 0},
+        )
+        models = {name: spec for name, spec in made.models.items() if name != "critic"}
+        made = replace(made, graph=graph, models=models, run=made.run if algorithm else None)
+        return executable(made, {v: p for v, p in colocated().items() if v not in dropped})
+
+    def refusals(algorithm: str | None) -> list[str]:
+        code, text = run_cli(capsys, write_plan(tmp_path, without_critic(algorithm)))
+        assert code == 3, text
+        return [line for line in text.splitlines() if line.startswith("  - ")]
+
+    assert refusals("grpo") == ["  - algorithm grpo is not supported by this runtime: it runs ppo"]
+    first, second = refusals(None)
+    assert "the plan has no `run` section" in first
+    assert "`actor_train` (training) must have exactly one container of values" in second
+    assert "trained by PPO, not 0" in second
+    assert refusals("ppo") == [second]
 
 
 def test_another_node_shape_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
