@@ -13,6 +13,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: run test test-all study lint fmt clean
 
 run: $(STAMP)
+	@mkdir -p $(BUILD)
 	$(BIN)/rpegc examples/ppo_tiny.rpeg -O2 -o $(BUILD)/plan.exe.json --summary
 	$(BIN)/rpeg-rt $(BUILD)/plan.exe.json --data examples --trace $(BUILD)/run.trace.jsonl
 	$(BIN)/rpeg-rt verify $(BUILD)/run.trace.jsonl $(BUILD)/plan.exe.json

@@ -6,6 +6,7 @@ relative to the problem's own directory, or to the working directory for standar
 
 import difflib
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,9 +67,8 @@ def read_stage(name: str, *, check: bool = True) -> Input:
     return Input(run, Source(name, ""))
 
 
-def read_any(name: str) -> Record:
-    """The stage in a file that may be a problem or a stage file."""
-    data = read_bytes(name)
+def any_stage(data: bytes, name: str) -> Record:
+    """The stage in the bytes of file `name`, which may be a problem or a stage file."""
     if not stage_schema_of(data):
         return parse_problem(data, name).run.stage
     stage = decode_stage(data)[1]
@@ -94,7 +94,7 @@ def problem_bytes(name: str, commands: Iterable[str] = ()) -> bytes:
     Raises UsageFailure E911 when it cannot be read, suggesting which of `commands` was perhaps meant, and
     E913 when it is a later stage's file.
     """
-    if name != "-" and not Path(name).exists():
+    if name != "-" and not os.path.lexists(name):
         near = difflib.get_close_matches(name, list(commands), n=1)
         help = f"did you mean the command `{near[0]}`?" if near else "give a problem file, or `-` for stdin"
         raise usage_error("E911", f"cannot read `{name}`: no such file", help=help)

@@ -8,7 +8,7 @@ from rpegc.driver import Instrument, StageRun
 from rpegc.failure import InternalFailure, usage_error
 from rpegc.invariants import violations
 from rpegc.registry import AnyPass
-from rpegc.stagefiles import saved_name, write_bytes
+from rpegc.stagefiles import make_directory, saved_name, write_bytes
 
 Say = Callable[[str], None]
 
@@ -35,7 +35,8 @@ class SaveStages(Instrument):
         self.directory = directory
 
     def after(self, index: int, run: StageRun) -> None:
-        """Write the stage file."""
+        """Write the stage file, into a directory that is made if need be."""
+        make_directory(self.directory)
         write_bytes(str(self.directory / saved_name(index, _maker(run), run.name)), run.encode())
 
 

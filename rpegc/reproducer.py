@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ir_schema.diagnostics import Diagnostic
 from rpegc.failure import InternalFailure, UsageFailure
-from rpegc.stagefiles import write_bytes
+from rpegc.stagefiles import make_directory, write_bytes
 
 
 def crash(message: str, exc: BaseException) -> Diagnostic:
@@ -44,6 +44,7 @@ def reproducible(
     replay = shlex.join(arguments)
     cause = failure.__cause__ or failure
     try:
+        make_directory(folder)
         write_bytes(str(source), data)
         write_bytes(str(folder / "pipeline.txt"), f"{pipeline}\n".encode())
         write_bytes(str(folder / "replay.sh"), f"{replay}\n".encode())

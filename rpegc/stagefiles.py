@@ -2,11 +2,12 @@
 
 import contextlib
 import os
+import shlex
 import sys
 import tempfile
 from pathlib import Path
 
-from rpegc.failure import usage_error
+from rpegc.failure import UsageFailure, usage_error
 
 
 def read_bytes(name: str) -> bytes:
@@ -19,10 +20,36 @@ def read_bytes(name: str) -> bytes:
         raise usage_error("E911", f"cannot read `{name}`: {reason(exc)}") from exc
 
 
+def make_directory(path: Path) -> None:
+    """Make directory `path` unless it exists. Raises UsageFailure E912."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise usage_error("E912", f"cannot make the directory `{path}`: {reason(exc)}") from exc
+
+
+def check_writable(name: str) -> None:
+    """Raise UsageFailure E912 if file `name` would stand in a directory that does not exist."""
+    folder = Path(name).parent
+    if name != "-" and not folder.exists():
+        raise usage_error(
+            "E912",
+            f"cannot write `{name}`: there is no directory `{folder}`",
+            help=f"`mkdir -p {shlex.quote(str(folder))}` makes it",
+        )
+
+
+def print_text(text: str) -> None:
+    """Write a line or more of text to standard output. Raises UsageFailure E912."""
+    write_bytes("-", f"{text}\n".encode(errors="replace"))
+
+
 def write_bytes(name: str, data: bytes) -> None:
     """Write `data` to file `name` all or nothing, `-` being standard output. Raises UsageFailure E912."""
+    check_writable(name)
     try:
         if name == "-":
+            sys.stdout.flush()
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
             return
@@ -30,10 +57,17 @@ def write_bytes(name: str, data: bytes) -> None:
         if path.exists() and not path.is_file():
             path.write_bytes(data)  # a device or a pipe cannot be replaced, and must not be
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, data)
     except OSError as exc:
+        if name == "-":
+            raise lost_output(exc) from exc
         raise usage_error("E912", f"cannot write `{name}`: {reason(exc)}") from exc
+
+
+def lost_output(exc: OSError) -> UsageFailure:
+    """The failure E912 of standard output, which is written to no more: its rest is dropped at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return usage_error("E912", f"cannot write to standard output: {reason(exc)}")
 
 
 def _replace(path: Path, data: bytes) -> None:

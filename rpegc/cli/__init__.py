@@ -5,6 +5,7 @@ fast: modules here import click and little else, everything heavier is imported 
 """
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -28,8 +29,18 @@ def foreign_packages() -> dict[str, str]:
     return foreign
 
 
+def open_streams() -> None:
+    """Give the standard streams that were closed (`>&-`) a file: writing output then fails as an OSError,
+    what is said is lost, and no file opened later becomes standard output by its number."""
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+
+
 def main() -> None:
     """Entry point of the `rpegc` script: run the command and exit with its code."""
+    open_streams()
     foreign = foreign_packages()
     if foreign:
         for name, origin in foreign.items():

@@ -1,6 +1,7 @@
 """What the main verb does: settle the pipeline, read the input, run, write, report."""
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ import click
 
 from ir_schema.diagnostics import Diagnostic, DiagnosticError
 from ir_schema.envelope import STAGES, pretty
+from passes.cost import GROUP as COST_MODELS
 from rpegc.cli.console import Console
 from rpegc.cli.progress import watching
 from rpegc.diagnostics import Source
@@ -19,8 +21,9 @@ from rpegc.inputs import Input, parse_problem, problem_bytes, read_stage
 from rpegc.instrument import Announce, Keep, PrintAfter, SaveStages, TimePasses, VerifyEach
 from rpegc.outcome import notices, outcome_of, summary
 from rpegc.pipeline import Pipeline, named_pipeline, parse_pipeline
+from rpegc.registry import registered
 from rpegc.reproducer import crash, reproducible
-from rpegc.stagefiles import write_bytes
+from rpegc.stagefiles import check_writable, print_text, write_bytes
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Request:
     file: str | None
     resume: str | None
     output: str | None
-    level: str
+    level: str | None
     pipeline: str | None
     emit: str | None
     search: Mapping[str, object]
@@ -58,7 +61,7 @@ def compile_and_print(request: Request, console: Console) -> int:
     except (Exception, KeyboardInterrupt) as exc:
         code, found = console.failed(exc)
     if not request.print_pipeline:
-        write_bytes("-", pretty(outcome_of(code, made, found)))
+        return console.guard(lambda: write_bytes("-", pretty(outcome_of(code, made, found)))) or code
     return code
 
 
@@ -66,13 +69,13 @@ def _compile(request: Request, console: Console, made: list[StageRun]) -> int:
     """The whole job; every stage that comes into being is put into `made`."""
     _check(request)
     if request.print_pipeline and not (request.file or request.resume):
-        click.echo(str(settle_pipeline(request, None)))
+        print_text(str(settle_pipeline(request, None)))
         return EXIT_OK
     settle_pipeline(request, None)  # a mistake in the pipeline is found before any file is read
     given = _read(request, console)
     pipeline = settle_pipeline(request, given.name)
     if request.print_pipeline:
-        click.echo(str(pipeline))
+        print_text(str(pipeline))
         return EXIT_OK
     _run(request, pipeline, given, console, made)
     if request.output is not None:
@@ -80,7 +83,10 @@ def _compile(request: Request, console: Console, made: list[StageRun]) -> int:
         console.detail(f"wrote {made[-1].name} {made[-1].id[:12]} to `{request.output}`")
     console.report(notices(made))
     if request.summary or not (request.output or request.as_json or request.save_stages):
-        click.echo(summary(made), err=request.as_json or request.output == "-")
+        if request.as_json or request.output == "-":
+            print(summary(made), file=sys.stderr, flush=True)
+        else:
+            print_text(summary(made))
     return EXIT_OK
 
 
@@ -92,9 +98,17 @@ def _check(request: Request) -> None:
         raise usage_error("E932", "no input", help="`rpegc FILE -o OUT`; `rpegc --help` shows more")
     if request.as_json and request.output == "-":
         raise usage_error("E932", "`--json` and `-o -` both need stdout", help="write the artefact to a file")
-    for stage in filter(None, [request.emit]):
-        if stage not in STAGES:
-            raise usage_error("E931", f"unknown stage `{stage}`", help=suggestion(stage, STAGES))
+    if request.emit is not None and request.emit not in STAGES:
+        raise usage_error("E931", f"unknown stage `{request.emit}`", help=suggestion(request.emit, STAGES))
+    if request.level is not None and request.pipeline is not None:
+        raise usage_error("E932", f"`-O{request.level}` and `-p` both choose the passes", help="give one")
+    if request.cost_model is not None:
+        models = registered(COST_MODELS)
+        if request.cost_model not in models:
+            help = suggestion(request.cost_model, models)
+            raise usage_error("E301", f"unknown cost model `{request.cost_model}`", help=help)
+    if request.output is not None:
+        check_writable(request.output)
 
 
 def settle_pipeline(request: Request, given: str | None) -> Pipeline:
@@ -104,7 +118,8 @@ def settle_pipeline(request: Request, given: str | None) -> Pipeline:
     `--emit`. Raises UsageFailure when the passes do not fit (E920 … E924).
     """
     if request.pipeline is None:
-        pipeline = named_pipeline(f"O{request.level}").between(given or "problem", "executable")
+        pipeline = named_pipeline(f"O{request.level or '2'}").between(given or "problem", "executable")
+        _refuse_late_search(request, pipeline, given)
     else:
         pipeline = parse_pipeline(request.pipeline)
     if request.search:
@@ -121,6 +136,16 @@ def settle_pipeline(request: Request, given: str | None) -> Pipeline:
     return pipeline
 
 
+def _refuse_late_search(request: Request, pipeline: Pipeline, given: str | None) -> None:
+    """Refuse options of the search (E932) where the input is a stage that comes after it."""
+    asked = [f"-O{request.level}"] if request.level is not None else []
+    names = ("search" if option == "method" else option for option in request.search)
+    asked += [f"--{name.replace('_', '-')}" for name in names]
+    if asked and not any(p.name == "search" for p in pipeline.passes):
+        message = f"`{asked[0]}` is about the search, and the plan in stage `{given}` is settled"
+        raise usage_error("E932", message, help="start from the problem")
+
+
 def _read(request: Request, console: Console) -> StageRun:
     if request.file:
         data = problem_bytes(request.file, _command_names())
@@ -128,6 +153,7 @@ def _read(request: Request, console: Console) -> StageRun:
         read = _parse(request, data)
     else:
         assert request.resume
+        console.source = Source(request.resume, "")
         read = read_stage(request.resume, check=not request.verify_each)
         if _options(request):
             raise usage_error(

@@ -8,8 +8,19 @@ from rpegc.cli import names
 from rpegc.cli.console import HELP_OPTIONS, Console, console_options
 
 
+class CompileContext(click.Context):
+    """The context of a command that is called by the program's name alone."""
+
+    @property
+    def command_path(self) -> str:
+        """What messages call the command."""
+        return "rpegc"
+
+
 class CompileCommand(click.Command):
     """A command without a name of its own."""
+
+    context_class = CompileContext
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The bare form."""
@@ -21,7 +32,7 @@ class CompileCommand(click.Command):
 @click.argument("file", required=False, type=click.Path())
 @click.option("-o", "--output", metavar="OUT", type=click.Path(), help="Where to write; `-` is stdout.")
 @click.option(
-    "-O", "level", type=click.Choice(["0", "1", "2", "3"]), default="2",
+    "-O", "level", type=click.Choice(["0", "1", "2", "3"]),
     help="Effort: 0 greedy, 1 concurrent, 2 search (default), 3 a wider search.",
 )  # fmt: skip
 @click.option(

@@ -94,9 +94,6 @@ class Console:
             case KeyboardInterrupt():
                 self.say("interrupted: nothing was written")
                 return EXIT_INTERRUPTED, ()
-            case BrokenPipeError():
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit flush fails no more
-                return EXIT_USAGE, ()
             case _:
                 from rpegc.reproducer import crash
 

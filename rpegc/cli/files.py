@@ -1,9 +1,26 @@
 """Commands on stage files: diff, dump, schema."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from rpegc.cli import names
 from rpegc.cli.console import HELP_OPTIONS, Console, console_options
+from rpegc.diagnostics import Source
+
+if TYPE_CHECKING:
+    from ir_schema.base import Record
+
+
+def read(name: str, console: Console) -> "Record":
+    """The stage in file `name`, a stage file or a problem; findings about it point into that file."""
+    from rpegc.inputs import any_stage
+    from rpegc.stagefiles import read_bytes
+
+    console.source = Source(name, "")
+    data = read_bytes(name)
+    console.source = Source.decode(data, name)
+    return any_stage(data, name)
 
 
 @click.command("diff", context_settings=HELP_OPTIONS)
@@ -25,11 +42,10 @@ def diff_command(*, console: Console, before: str, after: str, stat: bool, as_js
     from ir_schema.envelope import pretty
     from rpegc.diff import difference, render
     from rpegc.failure import EXIT_USAGE, usage_error
-    from rpegc.inputs import read_any
-    from rpegc.stagefiles import write_bytes
+    from rpegc.stagefiles import print_text, write_bytes
 
     def work() -> int:
-        stages = read_any(before), read_any(after)
+        stages = read(before, console), read(after, console)
         try:
             found = difference(*stages)
         except ValueError as exc:
@@ -37,7 +53,7 @@ def diff_command(*, console: Console, before: str, after: str, stat: bool, as_js
         if as_json:
             write_bytes("-", pretty(found))
         else:
-            click.echo(render(found, stat=stat))
+            print_text(render(found, stat=stat))
         return 0 if found.same else 1
 
     return console.guard(work, at_fault=EXIT_USAGE)
@@ -55,11 +71,11 @@ def dump_command(*, console: Console, file: str, as_dot: bool) -> int:
       rpegc dump plan.exe.json --dot | dot -Tsvg -o plan.svg
     """
     from rpegc.dump import dot, dump
-    from rpegc.inputs import read_any
+    from rpegc.stagefiles import print_text
 
     def work() -> None:
-        stage = read_any(file)
-        click.echo(dot(stage) if as_dot else dump(stage))
+        stage = read(file, console)
+        print_text(dot(stage) if as_dot else dump(stage))
 
     return console.guard(work)
 

@@ -1,5 +1,6 @@
 """How the main verb and the subcommands share one command line, and how click's own errors end."""
 
+import itertools
 import sys
 from collections.abc import Sequence
 
@@ -7,14 +8,16 @@ import click
 from click.shell_completion import CompletionItem
 
 from rpegc.cli.compile import compile_command
-from rpegc.cli.console import HELP_OPTIONS
+from rpegc.cli.console import HELP_OPTIONS, Console
 from rpegc.cli.files import diff_command, dump_command, schema_command
 from rpegc.cli.lengths import lengths_command
 from rpegc.cli.model import model_command
 from rpegc.cli.report import report_command
 from rpegc.cli.source import check_command, fmt_command
 from rpegc.cli.tool import completion_command, explain_command, passes_command
-from rpegc.failure import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
+from rpegc.diagnostics import FORMATS
+from rpegc.failure import EXIT_INTERRUPTED, EXIT_OK, usage_error
+from rpegc.stagefiles import lost_output
 
 COMMANDS = (
     check_command,
@@ -87,15 +90,29 @@ for _command in COMMANDS:
     cli.add_command(_command)
 
 
+def message_format(args: Sequence[str]) -> str:
+    """The form of diagnostics that a command line asks for, even where it is not a valid one."""
+    name = "--message-format"
+    given = [after for before, after in itertools.pairwise(args) if before == name]
+    given += [a.removeprefix(f"{name}=") for a in args if a.startswith(f"{name}=")]
+    return next((form for form in given if form in FORMATS), "full")
+
+
 def run(args: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
+    console = Console(message_format=message_format(args))
     try:
         result = cli.main(args=list(args) or ["--help"], prog_name="rpegc", standalone_mode=False)
+        sys.stdout.flush()
     except click.exceptions.Exit as exc:
         return exc.exit_code
     except click.Abort:
         return EXIT_INTERRUPTED
     except click.ClickException as exc:
-        exc.show(sys.stderr)
-        return EXIT_USAGE
+        where = exc.ctx.command_path if isinstance(exc, click.UsageError) and exc.ctx else "rpegc"
+        message = exc.format_message().rstrip(".")
+        failure = usage_error("E932", message, help=f"`{where} --help` shows what it takes")
+        return console.failed(failure)[0]
+    except OSError as exc:  # of the help text: what a command prints or opens is its own business
+        return console.failed(lost_output(exc))[0]
     return result if isinstance(result, int) else EXIT_OK

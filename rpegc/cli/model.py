@@ -31,13 +31,14 @@ def model_command(
     from ir_schema.base import Head
     from rpegc.models import load_model, model_names
     from rpegc.models import report as reports
+    from rpegc.stagefiles import print_text
 
     def work() -> None:
         if model is None:
-            click.echo("\n".join(model_names()))
+            print_text("\n".join(model_names()))
             return
         spec = load_model(model, cast(Head, head))
         found = reports.report(model, spec, tensor, pipeline, expert)
-        click.echo(reports.as_json(found) if as_json else reports.as_text(found))
+        print_text(reports.as_json(found) if as_json else reports.as_text(found))
 
     return console.guard(work)

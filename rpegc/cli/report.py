@@ -3,6 +3,7 @@
 import click
 
 from rpegc.cli.console import HELP_OPTIONS, Console, console_options
+from rpegc.cli.files import read
 
 
 @click.command("report", context_settings=HELP_OPTIONS)
@@ -22,16 +23,17 @@ def report_command(*, console: Console, file: str, output: str | None, as_json: 
     """
     from ir_schema.envelope import pretty
     from rpegc.failure import usage_error
-    from rpegc.inputs import read_any
     from rpegc.report import build, render
-    from rpegc.stagefiles import write_bytes
+    from rpegc.stagefiles import check_writable, write_bytes
 
     def work() -> None:
         if output is None and not as_json:
             raise usage_error("E932", "no output", help=f"`rpegc report {file} -o report.html`, or `--json`")
         if output == "-" and as_json:
             raise usage_error("E932", "`--json` and `-o -` both need stdout", help="write the page to a file")
-        report = build(read_any(file))
+        if output is not None:
+            check_writable(output)
+        report = build(read(file, console))
         for notice in report.notices:
             console.say(f"note: {notice}")
         if output is not None:

@@ -84,6 +84,8 @@ def fmt_command(
             write_bytes(name, out)
         return 0
 
-    if sum((checking, write)) > 1:
+    if checking and write:
         raise click.UsageError("--check and --write exclude each other")
+    if write and "-" in files:
+        raise click.UsageError("--write needs files: standard input cannot be rewritten")
     return max([console.guard(partial(fmt, name)) for name in files])

@@ -17,12 +17,13 @@ def explain_command(*, console: Console, code: str) -> int:
     """
     from rpegc.diagnostics.catalogue import read_catalogue
     from rpegc.failure import suggestion, usage_error
+    from rpegc.stagefiles import print_text
 
     def work() -> None:
         catalogue, wanted = read_catalogue(), code.upper()
         if wanted not in catalogue:
             raise usage_error("E934", f"no diagnostic has code `{code}`", help=suggestion(wanted, catalogue))
-        click.echo(catalogue[wanted])
+        print_text(str(catalogue[wanted]))
 
     return console.guard(work)
 
@@ -38,8 +39,9 @@ def passes_command(*, console: Console, name: str | None) -> int:
       rpegc passes search
     """
     from rpegc.catalogue import list_passes, show_pass
+    from rpegc.stagefiles import print_text
 
-    return console.guard(lambda: click.echo(show_pass(name) if name else list_passes()))
+    return console.guard(lambda: print_text(show_pass(name) if name else list_passes()))
 
 
 @click.command("completion", context_settings=HELP_OPTIONS)
@@ -55,10 +57,11 @@ def completion_command(*, console: Console, shell: str) -> int:
     from click.shell_completion import get_completion_class
 
     from rpegc.cli.group import cli
+    from rpegc.stagefiles import print_text
 
     def work() -> None:
         kind = get_completion_class(shell)
         assert kind is not None
-        click.echo(kind(cli, {}, "rpegc", "_RPEGC_COMPLETE").source())
+        print_text(kind(cli, {}, "rpegc", "_RPEGC_COMPLETE").source())
 
     return console.guard(work)

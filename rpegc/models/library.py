@@ -72,7 +72,7 @@ def load_model(name: str, head: Head, directory: Path | None = None) -> ModelSpe
         return load_facts(name).model(head)
     path = (directory or Path()) / name
     if path.is_dir():
-        path /= "config.json"
+        path, name = path / "config.json", f"{name.rstrip('/')}/config.json"
     try:
         data = path.read_bytes()
     except OSError as exc:

@@ -101,6 +101,13 @@ def test_help_shows_both_forms_and_every_command(rpegc: Rpegc) -> None:
         (["a.rpeg", "b.rpeg"], "unexpected extra argument"),
         (["a.rpeg", "--print-after", "lowr"], "did you mean `lower`?"),
         (["a.rpeg", "--as-printed", "--cost-model", "megatron"], "`--as-printed` means cost model `paper`"),
+        (["a.rpeg", "--cost-model", "nope"], "unknown cost model `nope`"),
+        (["a.rpeg", "-O3", "-p", "verify"], "`-O3` and `-p` both choose the passes"),
+        (["a.rpeg", "-o", "none/x.json"], "there is no directory `none`"),
+        (["report", "a.rpeg", "-o", "none/x.html"], "there is no directory `none`"),
+        (["a.rpeg", "--nonsense"], "help: `rpegc --help` shows"),
+        (["check", "--nonsense"], "help: `rpegc check --help` shows"),
+        (["fmt", "-w", "-"], "standard input cannot be rewritten"),
         (["explain", "E2O3"], "no diagnostic has code"),
         (["schema", "graph"], "unknown stage `graph`"),
         (["passes", "unrol"], "did you mean `unroll`?"),
@@ -114,6 +121,34 @@ def test_usage_errors_exit_2(rpegc: Rpegc, tmp_path: Path, arguments: list[str],
     assert code == 2
     assert message in err
     assert out == ""
+
+
+def test_usage_errors_take_the_form_asked_for(rpegc: Rpegc) -> None:
+    _, _, err = rpegc("x.rpeg", "--nonsense", "--message-format", "json")
+    assert json.loads(err)["code"] == "E932"
+    _, _, err = rpegc("check", "--nonsense", "--message-format=concise")
+    assert err.startswith("error[E932]: ")
+
+
+@pytest.mark.parametrize("arguments", ["--help", "passes", "CASE --emit problem -o -", "CASE -O0 -q --json"])
+@pytest.mark.parametrize("target", [">&-", ">/dev/full"])
+def test_lost_output_is_reported(case: Path, arguments: str, target: str) -> None:
+    words = arguments.replace("CASE", shlex.quote(str(case)))
+    line = f"{shlex.quote(sys.executable)} -c {shlex.quote(MAIN)} {words} {target}"
+    done = subprocess.run(["sh", "-c", line], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error[E912]: cannot write to standard output")
+    assert done.stderr.count("\n") == 2
+
+
+def test_findings_in_stage_files_name_the_file(rpegc: Rpegc, case: Path, tmp_path: Path) -> None:
+    assert rpegc(case, "--emit", "configuration", "--search", "none", "-o", "a.json")[0] == 0
+    (tmp_path / "b.json").write_text((tmp_path / "a.json").read_text().replace('"steps"', '"stops"', 1))
+    (tmp_path / "c.rpeg").write_text("rpeg 1\ngraph g {\n  cluster { rakcs = 1 }\n}\n")
+    for arguments in (["diff", "a.json", "b.json"], ["dump", "b.json"], ["report", "b.json", "--json"]):
+        assert " --> b.json\n" in rpegc(*arguments)[2]
+    assert " --> b.json\n" in rpegc("--from", "b.json")[2]
+    assert " --> c.rpeg:3:13\n" in rpegc("diff", "c.rpeg", "a.json")[2]
 
 
 def test_json_and_the_artefact_cannot_share_stdout(rpegc: Rpegc, case: Path) -> None:
@@ -195,7 +230,7 @@ def test_stages_are_saved_and_resumed(rpegc: Rpegc, case: Path, tmp_path: Path) 
         assert (resumed.id, resumed.body) == (kept.id, kept.body)
     code, _, err = rpegc("--from", "s/04-lower.lowered.json", "--search", "sa", "-o", "b.json")
     assert code == 2
-    assert "has no pass `search`" in err
+    assert "`--search` is about the search, and the plan in stage `lowered` is settled" in err
     code, _, err = rpegc("--from", "s/04-lower.lowered.json", "--as-printed", "-o", "b.json")
     assert code == 2
     assert "are settled" in err

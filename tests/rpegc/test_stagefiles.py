@@ -11,7 +11,7 @@ from rpegc.stagefiles import read_bytes, write_bytes
 
 
 def test_writing_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
-    target = tmp_path / "new" / "a.json"
+    target = tmp_path / "a.json"
     write_bytes(str(target), b"one")
     write_bytes(str(target), b"two")
     assert target.read_bytes() == b"two"

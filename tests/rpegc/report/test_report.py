@@ -226,6 +226,7 @@ def test_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None
     scheduled = schedule(SPLIT)
     file = write(tmp_path / "a.json", assemble(scheduled))
     out = tmp_path / "new" / "report.html"
+    out.parent.mkdir()
     assert run(["report", str(file), "-o", str(out), "--json"]) == 0
     said = capfd.readouterr()
     assert (json.loads(said.out)["score"]["makespan_ns"], said.err) == (scheduled.makespan_ns, "")
