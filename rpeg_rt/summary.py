@@ -30,7 +30,10 @@ class Outcome(Record, frozen=True, kw_only=True):
 
 
 def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
-    """At most `width` bars, each the mean of a run of values, from the least to the greatest."""
+    """At most `width` bars, each the mean of a run of values, and the scale that they are drawn to.
+
+    The scale includes 0, so that small changes look small.
+    """
     if not values:
         return ""
     columns = min(width, len(values))
@@ -38,15 +41,27 @@ def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
     for c in range(columns):
         part = values[c * len(values) // columns : (c + 1) * len(values) // columns]
         means.append(sum(part) / len(part))
-    low, high = min(means), max(means)
+    low, high = min(0.0, *means), max(0.0, *means)
     span = high - low or 1.0
-    return "".join(_BARS[min(len(_BARS) - 1, int((m - low) / span * len(_BARS)))] for m in means)
+    bars = "".join(_BARS[min(len(_BARS) - 1, int((m - low) / span * len(_BARS)))] for m in means)
+    return f"{bars} ({low:.3g} to {high:.3g})"
 
 
-def ends(values: Sequence[float]) -> tuple[float, float]:
-    """Means of the first and last tenth of the values (at least one each)."""
+def ends(values: Sequence[float]) -> str:
+    """Means of the first and last tenth of the values (at least one each), in words."""
     n = max(1, len(values) // 10)
-    return sum(values[:n]) / n, sum(values[-n:]) / n
+    first, last = sum(values[:n]) / n, sum(values[-n:]) / n
+    if n == 1:
+        return f"{first:.3f} in the first step, {last:.3f} in the last"
+    return f"{first:.3f} in the first {n} steps, {last:.3f} in the last {n}"
+
+
+def size(count: int) -> str:
+    """Bytes in binary units."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} B"
 
 
 def render(outcome: Outcome) -> str:
@@ -58,18 +73,15 @@ def render(outcome: Outcome) -> str:
         f"{outcome.predicted_step_seconds:.3g} s on {outcome.hardware}",
     ]
     if outcome.rewards:
-        first, last = ends(outcome.rewards)
-        lines.append(
-            f"reward       {first:.3f} at the start, {last:.3f} at the end  {sparkline(outcome.rewards)}"
-        )
+        lines.append(f"reward       {ends(outcome.rewards)}  {sparkline(outcome.rewards)}")
     if outcome.evaluations:
         before, after = outcome.evaluations[0], outcome.evaluations[-1]
         lines.append(
-            f"held out     {before.reward:.3f} before, {after.reward:.3f} after; {before.correct:.1%} and "
-            f"{after.correct:.1%} of {after.prompts} prompts right"
+            f"held out     {before.reward:.3f} before training, {after.reward:.3f} after; of "
+            f"{after.prompts} prompts {before.correct:.1%} right before, {after.correct:.1%} after"
         )
     lines.append(
-        f"plan         {outcome.plan[:16]}, {outcome.nodes} nodes, {outcome.bytes_moved / 1e6:.1f} MB moved"
+        f"plan         {outcome.plan[:16]}, {outcome.nodes} nodes, {size(outcome.bytes_moved)} moved"
     )
     verified = "verified against the plan" if outcome.trace_verified else "NOT verified"
     lines.append(f"trace        {verified}" + (f", {outcome.trace}" if outcome.trace else ""))
