@@ -7,6 +7,7 @@ experts whole (expert tensor parallelism is 1) and divided over expert ranks. Ge
 their norms (0.001 % of it) are not counted.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -87,6 +88,31 @@ def layer_shard(spec: ModelSpec, layer: int, tensor_parallel: int = 1, expert_pa
     return Shard(dense, _ceil(routed, expert_parallel) * expert_parameters(spec))
 
 
+def layers_shard(spec: ModelSpec, layers: range, tensor_parallel: int = 1, expert_parallel: int = 1) -> Shard:
+    """Parameters of consecutive `layers` on one GPU, added by kind: it takes no longer for more layers."""
+    shard = Shard()
+    for layer, count in _kinds(spec, layers):
+        one = layer_shard(spec, layer, tensor_parallel, expert_parallel)
+        shard += Shard(one.dense * count, one.expert * count)
+    return shard
+
+
+def _kinds(spec: ModelSpec, layers: range) -> Iterator[tuple[int, int]]:
+    """A layer of each kind (by attention and feed-forward part) among `layers`, with their number."""
+    dense = layers.stop if spec.experts is None else spec.experts.dense_layers
+    border = min(max(dense, layers.start), layers.stop)
+    for part in (range(layers.start, border), range(border, layers.stop)):
+        period = spec.full_attention_every
+        full = range(0)
+        if spec.sliding_window is not None and period is not None:
+            full = part[(-1 - part.start) % period :: period]
+        rest = len(part) - len(full)
+        if full:
+            yield full[0], len(full)
+        if rest:
+            yield part[0] if part[0] not in full else part[1], rest
+
+
 def expert_parameters(spec: ModelSpec) -> int:
     """Parameters of one routed expert; 0 for a dense model."""
     return _feed_forward(spec, spec.experts.ffn, 1) if spec.experts else 0
@@ -95,7 +121,7 @@ def expert_parameters(spec: ModelSpec) -> int:
 @lru_cache(maxsize=1024)
 def total(spec: ModelSpec) -> int:
     """N_m: parameters of the whole model."""
-    layers = sum((layer_shard(spec, i) for i in range(spec.layers)), Shard())
+    layers = layers_shard(spec, range(spec.layers))
     ends = spec.vocabulary * spec.hidden + spec.learned_positions * spec.hidden + _norm(spec)
     if spec.has_lm_head:
         ends += 0 if spec.tied_embeddings else spec.vocabulary * spec.hidden
@@ -117,9 +143,7 @@ def active(spec: ModelSpec) -> int:
 def stage_shard(spec: ModelSpec, layout: Layout, stage: int) -> Shard:
     """Parameters on one GPU of pipeline stage `stage` (from 0)."""
     tensor, expert, pipeline = layout.tensor_parallel, layout.expert_parallel, layout.pipeline_parallel
-    shard = Shard()
-    for layer in stage_layers(spec, pipeline, stage):
-        shard += layer_shard(spec, layer, tensor, expert)
+    shard = layers_shard(spec, stage_layers(spec, pipeline, stage), tensor, expert)
     rows = padded_vocabulary(spec.vocabulary, tensor) // tensor
     ends = 0
     if stage == 0:
