@@ -46,7 +46,21 @@ Exit codes: 0 done, 2 usage or file, 3 refused before the start, 4 worker lost o
 """
 
 
-@click.command("run", context_settings=_CONTEXT)
+class _RunContext(click.Context):
+    """The context of the command that is called by the program's name alone."""
+
+    @property
+    def command_path(self) -> str:
+        """What messages call the command."""
+        return "rpeg-rt"
+
+
+class _RunCommand(click.Command):
+    context_class = _RunContext
+
+
+@click.command("run", cls=_RunCommand, context_settings=_CONTEXT)
+@click.version_option(package_name="rpeg", prog_name="rpeg-rt")
 @click.argument("plan", type=_FILE)
 @click.option("--steps", type=click.IntRange(min=1), help="RL steps to run (default: the plan's).")
 @click.option(
