@@ -222,15 +222,12 @@ class BlockParser:
         self.depth += 1
         try:
             if self.depth > MAX_DEPTH:
-                self.too_deep()
+                message = f"nested more than {MAX_DEPTH} deep"
+                self.problems.append(finding("E009", message, self.token.span))
+                raise SyntaxFault
             yield
         finally:
             self.depth -= 1
-
-    def too_deep(self) -> NoReturn:
-        """Report nesting, or an expression, beyond the limit."""
-        self.problems.append(finding("E009", f"nested more than {MAX_DEPTH} deep", self.token.span))
-        raise SyntaxFault
 
     def value(self) -> tree.Value:
         """Any value."""
@@ -251,13 +248,9 @@ class BlockParser:
     def chain(self, operators: tuple[str, ...], operand: Callable[[], tree.Value]) -> tree.Value:
         """A left-associative chain of binary operations."""
         left = operand()
-        terms = 1
         while self.token.kind == "punctuation" and self.token.text in operators:
             operator = self.advance().text
             right = operand()
-            terms += 1
-            if terms > MAX_DEPTH:
-                self.too_deep()
             left = tree.Operation(operator, left, right, span=Span(start=left.span.start, end=right.span.end))
         return left
 

@@ -5,6 +5,7 @@ cannot be converted makes its record invalid without hiding the errors of its ne
 """
 
 import difflib
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -222,7 +223,11 @@ class Converter:
         if isinstance(value, tree.Negative):
             return -self.number(value.operand)
         if isinstance(value, tree.Operation):
-            return self.bounded(self.operation(value), value)
+            first, *others = tree.terms(value)
+            result = self.operation(first, self.number(first.left))
+            for operation in others:
+                result = self.operation(operation, result)
+            return result
         if isinstance(value, tree.Call):
             return self.call(value)
         if isinstance(value, tree.Name):
@@ -236,9 +241,12 @@ class Converter:
             self.reject("E155", f"unknown name `{value.text}` in an expression", value.span, help=help)
         return self.reject("E014", f"expected a number, found {describe(value)}", value.span)
 
-    def operation(self, value: tree.Operation) -> int | float:
-        """left operator right"""
-        left, right = self.number(value.left), self.number(value.right)
+    def operation(self, value: tree.Operation, left: int | float) -> int | float:
+        """left operator right, where `left` is known"""
+        return self.bounded(self.operated(value, left, self.number(value.right)), value)
+
+    def operated(self, value: tree.Operation, left: int | float, right: int | float) -> int | float:
+        """The result, however large. Raises Rejected after reporting E016."""
         if value.operator == "+":
             return left + right
         if value.operator == "-":
@@ -265,8 +273,10 @@ class Converter:
 
     def bounded(self, number: int | float, value: tree.Value) -> int | float:
         """`number` if a file can hold it."""
-        if abs(number) > (LARGEST if isinstance(number, int) else 1.7976931348623157e308):
-            self.reject("E016", "the number is too large", value.span, help=f"integers end at {LARGEST}")
+        largest = LARGEST if isinstance(number, int) else sys.float_info.max
+        if abs(number) > largest:
+            what = "integers" if isinstance(number, int) else "numbers"
+            self.reject("E016", "the number is too large", value.span, help=f"{what} end at {largest}")
         return number
 
 

@@ -115,11 +115,20 @@ def _expression(value: tree.Value, level: int = 0) -> str:
     if isinstance(value, tree.Call):
         return f"{value.function.text}({_word(value.argument)})"
     if isinstance(value, tree.Operation):
-        own = _PRECEDENCE[value.operator]
-        left, right = _expression(value.left, own), _expression(value.right, own + 1)
-        text = f"{left} {value.operator} {right}"
+        first, *others = tree.terms(value)
+        own = _PRECEDENCE[first.operator]
+        text = _operation(first, _expression(first.left, own))
+        for operation in others:
+            outer = _PRECEDENCE[operation.operator]
+            text = _operation(operation, f"({text})" if own < outer else text)
+            own = outer
         return f"({text})" if own < level else text
     raise TypeError(f"{type(value).__name__} is not an expression")
+
+
+def _operation(operation: tree.Operation, left: str) -> str:
+    """`operation` with its left side as printed."""
+    return f"{left} {operation.operator} {_expression(operation.right, _PRECEDENCE[operation.operator] + 1)}"
 
 
 def _word(written: tree.Word) -> str:

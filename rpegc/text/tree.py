@@ -5,6 +5,7 @@ keep the order of the file. JSON problems are read into the same values, so that
 both forms.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -124,6 +125,17 @@ class Block(Located):
     def get(self, key: str) -> "Value | None":
         """The value of the first entry named `key`."""
         return next((e.value for e in self.entries if e.key.text == key), None)
+
+
+def terms(operation: Operation) -> Iterator[Operation]:
+    """The operations of a chain such as `a + b - c`, the first one first; each is `left` of the next.
+
+    A chain may be long, so it is walked in a loop: what is as deep as it is nested may recurse.
+    """
+    chain = [operation]
+    while isinstance(chain[-1].left, Operation):
+        chain.append(chain[-1].left)
+    return reversed(chain)
 
 
 Value = Number | Text | Name | Negative | Operation | Call | List | Block

@@ -4,7 +4,10 @@ import pytest
 
 from ir_schema.diagnostics import DiagnosticError
 from rpegc.text.blocks import MAX_DEPTH
+from rpegc.text.convert import Converter
 from rpegc.text.parser import parse
+from rpegc.text.printer import print_file
+from rpegc.text.sections import NOTHING
 
 
 def errors(source: str) -> list[tuple[str, str]]:
@@ -41,7 +44,7 @@ def in_graph(body: str) -> str:
         (in_graph("run { a = [1 2] }"), [("E004", "2")]),
         (in_graph("run { a = $ 1 }"), [("E003", "$")]),
         (in_graph("run { a = " + "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1) + " }"), [("E009", "[")]),
-        (in_graph("run { a = 1" + " + 1" * MAX_DEPTH + " }"), [("E009", "}")]),
+        (in_graph("run { a = " + "(" * MAX_DEPTH + "1" + ")" * MAX_DEPTH + " }"), [("E009", "1")]),
         (in_graph("run { a = (1 + 2 }"), [("E005", "(")]),
     ],
 )
@@ -77,3 +80,11 @@ def test_keywords_are_keys_and_names_elsewhere() -> None:
 
 def test_no_more_than_twenty_errors() -> None:
     assert len(errors(in_graph("data a\n" * 50))) == 20
+
+
+def test_a_flat_expression_may_be_long() -> None:
+    source = in_graph("  container c {\n    elements = 1" + " + 2 * 3 - 1" * 5000 + "\n  }")
+    file = parse(source)
+    assert print_file(file) == source
+    (entry,) = (entry for statement in file.statements for entry in (statement.body or NOTHING).entries)
+    assert Converter().number(entry.value) == 1 + 5 * 5000
