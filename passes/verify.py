@@ -4,6 +4,7 @@ Names come first (everything else follows references), then sizes and options, t
 `passes.wellformed`. All findings of a group are reported together.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -184,6 +185,86 @@ def _check_hardware(hardware: Hardware) -> Iterator[Diagnostic]:
         )
 
 
+Range = tuple[float, float, str]
+"""The least and the largest value, and which of the two are possible themselves: `[]`, `(]`, `[)`, `()`."""
+
+RUN: dict[str, Range] = {
+    "steps": (1, math.inf, "[)"),
+    "seed": (0, 2**63, "[)"),
+    "temperature": (0, math.inf, "()"),
+    "top_p": (0, 1, "(]"),
+    "kl_coefficient": (0, math.inf, "[)"),
+    "discount": (0, 1, "[]"),
+    "gae_lambda": (0, 1, "[]"),
+    "clip_ratio": (0, math.inf, "()"),
+    "value_clip": (0, math.inf, "()"),
+    "dpo_beta": (0, math.inf, "()"),
+}
+OPTIMIZER: dict[str, Range] = {
+    "learning_rate": (0, math.inf, "[)"),
+    "beta1": (0, 1, "[)"),
+    "beta2": (0, 1, "[)"),
+    "epsilon": (0, math.inf, "()"),
+    "weight_decay": (0, math.inf, "[)"),
+    "max_gradient_norm": (0, math.inf, "()"),
+    "warmup_steps": (0, math.inf, "[)"),
+}
+
+
+def _in_ranges(values: Record, ranges: dict[str, Range], path: str) -> Iterator[Diagnostic]:
+    for field, (least, most, ends) in ranges.items():
+        x = getattr(values, field)
+        if least < x < most or (x == least and ends[0] == "[") or (x == most and ends[1] == "]"):
+            continue
+        low = f"{'at least' if ends[0] == '[' else 'above'} {least}"
+        high = "" if most == math.inf else f" and {'at most' if ends[1] == ']' else 'below'} {most}"
+        yield error("E305", f"`{path}.{field}` is {x}", f"{path}.{field}", help=f"it is {low}{high}")
+
+
+def check_run(problem: Problem) -> Iterator[Diagnostic]:
+    """E305 hyperparameters that no run can have, E306 an optimizer without a model to train."""
+    run = problem.run
+    if run is None:
+        return
+    yield from _in_ranges(run, RUN, "run")
+    yield from _in_ranges(run.optimizer, OPTIMIZER, "run.optimizer")
+    for m, optimizer in run.optimizers.items():
+        yield from _in_ranges(optimizer, OPTIMIZER, f"run.optimizers.{m}")
+        if m in problem.models and m not in problem.graph.trainable:
+            yield error(
+                "E306",
+                f"`{m}` has an optimizer, but is frozen",
+                f"run.optimizers.{m}",
+                help=f"remove it, or train `{m}`",
+            )
+
+
+def check_heads(problem: Problem) -> Iterator[Diagnostic]:
+    """E307: key/value heads divide the attention heads, and these the hidden width where it tells theirs."""
+    for name, model in problem.models.items():
+        path, heads = f"models.{name}", model.attention_heads
+        groups = {f"{path}.kv_heads": model.query_groups}
+        if model.full_attention is not None:
+            groups[f"{path}.full_attention.kv_heads"] = model.full_attention.kv_heads
+        for where, kv_heads in groups.items():
+            if kv_heads < 1 or heads % kv_heads:
+                yield error(
+                    "E307",
+                    f"{heads} attention heads of `{name}` cannot share {kv_heads} key/value heads evenly",
+                    where,
+                    f"{path}.attention_heads",
+                    help="the number of key/value heads divides that of attention heads",
+                )
+        if model.head_dim is None and model.latent_attention is None and model.hidden % heads:
+            yield error(
+                "E307",
+                f"the hidden width {model.hidden} of `{name}` is not divided by its {heads} attention heads",
+                f"{path}.hidden",
+                f"{path}.attention_heads",
+                help="change one of the two, or say `head_dim`",
+            )
+
+
 def _check_quantiles(problem: Problem) -> Iterator[Diagnostic]:
     quantiles, longest = problem.workload.length_quantiles, problem.workload.response_length
     if not quantiles:
@@ -214,7 +295,8 @@ def _check_quantiles(problem: Problem) -> Iterator[Diagnostic]:
 def verify(problem: Problem) -> list[Diagnostic]:
     """All errors of `problem`; empty if it is well formed."""
     names = list(check_names(problem))
-    sizes = list(check_sizes(problem)) or list(check_magnitudes(problem))
+    sizes = list(check_sizes(problem)) or [*check_magnitudes(problem), *check_heads(problem)]
+    sizes.extend(check_run(problem))
     try:
         cost_model(problem.options.cost_model)
     except DiagnosticError as exc:

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from ir_schema.hardware import AlphaBeta
-from ir_schema.problem import Container, Edge, SearchSpace, Verifier, Vertex
+from ir_schema.model import FullAttention
+from ir_schema.problem import Container, Edge, Optimizer, RunConfig, SearchSpace, Verifier, Vertex
 from passes.verify import verify
 from tests.passes.test_cases import CASES, load
 
@@ -93,6 +94,8 @@ BREAKS = {
     "E303": lambda p: workload(p, prompts=0),
     "E304": lambda p: workload(p, length_quantiles=((0.5, 96), (0.5, 192), (1.0, 384))),
     "E305": lambda p: replace(p, hardware=replace(p.hardware, runtime_reserve=1.5)),
+    "E306": lambda p: replace(p, run=RunConfig(optimizers={"ref": Optimizer()})),
+    "E307": lambda p: replace(p, models={**p.models, "ref": replace(p.models["ref"], kv_heads=3)}),
 }
 
 
@@ -158,6 +161,83 @@ def test_hardware_numbers_that_no_machine_has(hardware):
     findings = verify(replace(BASE, hardware=replace(BASE.hardware, **hardware)))
     assert [d.code for d in findings] == ["E303"]
     assert findings[0].labels[0].path.startswith(f"hardware.{next(iter(hardware))}")
+
+
+def run_of(problem, **changes):
+    return replace(problem, run=RunConfig(**changes))
+
+
+BAD_RUNS = {
+    "steps": (0,),
+    "seed": (-1, 2**63),
+    "temperature": (0.0, -1.0),
+    "top_p": (0.0, 1.5),
+    "kl_coefficient": (-0.1,),
+    "discount": (-0.1, 1.1),
+    "gae_lambda": (-0.1, 1.1),
+    "clip_ratio": (0.0, -0.2),
+    "value_clip": (0.0,),
+    "dpo_beta": (0.0,),
+}
+BAD_OPTIMIZERS = {
+    "learning_rate": (-1.0,),
+    "beta1": (-0.1, 1.0),
+    "beta2": (1.0,),
+    "epsilon": (0.0,),
+    "weight_decay": (-1.0,),
+    "max_gradient_norm": (0.0,),
+    "warmup_steps": (-1,),
+}
+
+
+@pytest.mark.parametrize(("field", "values"), BAD_RUNS.items())
+def test_hyperparameters_that_no_run_can_have(field, values):
+    for value in values:
+        [finding] = verify(run_of(BASE, **{field: value}))
+        assert (finding.code, finding.labels[0].path) == ("E305", f"run.{field}")
+        assert finding.help
+
+
+@pytest.mark.parametrize(("field", "values"), BAD_OPTIMIZERS.items())
+def test_settings_that_no_optimizer_can_have(field, values):
+    for value in values:
+        bad = Optimizer(**{field: value})
+        [finding] = verify(run_of(BASE, optimizer=bad))
+        assert (finding.code, finding.labels[0].path) == ("E305", f"run.optimizer.{field}")
+        [finding] = verify(run_of(BASE, optimizers={"actor": bad}))
+        assert (finding.code, finding.labels[0].path) == ("E305", f"run.optimizers.actor.{field}")
+
+
+def test_the_ends_of_ranges_are_possible():
+    run = {"seed": 2**63 - 1, "top_p": 1.0, "kl_coefficient": 0.0, "discount": 0.0, "gae_lambda": 1.0}
+    optimizer = Optimizer(learning_rate=0.0, beta1=0.0, weight_decay=0.0, warmup_steps=0)
+    assert verify(run_of(BASE, **run, optimizer=optimizer)) == []
+
+
+def with_actor(**changes):
+    models = {m: replace(spec, **changes) if m == "actor" else spec for m, spec in BASE.models.items()}
+    return replace(BASE, models=models)
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"attention_heads": 32, "kv_heads": 5}, "models.actor.kv_heads"),
+        ({"attention_heads": 8, "kv_heads": 16}, "models.actor.kv_heads"),
+        ({"hidden": 4097}, "models.actor.hidden"),
+        (
+            {"head_dim": 128, "full_attention": FullAttention(head_dim=64, kv_heads=7)},
+            "models.actor.full_attention.kv_heads",
+        ),
+    ],
+)
+def test_heads_divide(changes, path):
+    [finding] = verify(with_actor(**changes))
+    assert (finding.code, finding.labels[0].path) == ("E307", path)
+
+
+def test_a_head_width_of_its_own_frees_the_hidden_width():
+    assert verify(with_actor(hidden=4097, head_dim=128)) == []
 
 
 def test_optional_model_sizes_are_positive_where_given():
