@@ -2,7 +2,7 @@
 
 import json
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from ir_schema.diagnostics import Diagnostic, Span
 from rpegc.diagnostics.source import Source
@@ -11,6 +11,7 @@ TAB = 4
 WIDEST, CONTEXT = 140, 40
 LONGEST = 1000
 _COLOURS = {"error": "1;31", "warning": "1;33", "note": "1;36"}
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # controls, formats, surrogates, separators
 _BLUE, _BOLD = "1;34", "1"
 
 
@@ -36,7 +37,7 @@ def full(found: Diagnostic, source: Source | None, color: bool) -> str:
         margin = " " * len(str(max(source.position(span.start)[0] for span, _, _ in places)))
         lines += _excerpt(source, places, margin, _COLOURS[found.severity], paint)
     elif source is not None and source.name:
-        lines.append(paint(" --> ", _BLUE) + source.name)
+        lines.append(paint(" --> ", _BLUE) + _visible(source.name))
     gutter = f"{margin} {paint('=', _BLUE)} "
     for kind, text in [*(("note", n) for n in found.notes), *([("help", found.help)] if found.help else [])]:
         first, *rest = _short(text).splitlines() or [""]
@@ -49,10 +50,10 @@ def concise(found: Diagnostic, source: Source | None, color: bool) -> str:
     """`file:line:col: error[E203]: message`"""
     where = ""
     if source is not None and source.name:
-        where = f"{source.name}: "
+        where = f"{_visible(source.name)}: "
         for span, _, _ in _places(found, source)[:1]:
             line, column = source.position(span.start)
-            where = f"{source.name}:{line}:{column}: "
+            where = f"{_visible(source.name)}:{line}:{column}: "
     kind = _painter(color)(f"{found.severity}[{found.code}]", _COLOURS[found.severity])
     return f"{where}{kind}: {_short(found.message)}"
 
@@ -116,7 +117,7 @@ def _excerpt(
     """The lines of source that labels point into, each with its labels below."""
     line, column = source.position(places[0][0].start)
     bar = paint("|", _BLUE)
-    lines = [f"{margin}{paint('-->', _BLUE)} {source.name}:{line}:{column}", f"{margin} {bar}"]
+    lines = [f"{margin}{paint('-->', _BLUE)} {_visible(source.name)}:{line}:{column}", f"{margin} {bar}"]
     by_line: dict[int, list[tuple[Span, str, bool]]] = {}
     for place in places:
         by_line.setdefault(source.position(place[0].start)[0], []).append(place)
@@ -127,23 +128,60 @@ def _excerpt(
         last = number
         code, shift = _window(source.line(number), source.position(by_line[number][0][0].start)[1] - 1)
         label = paint(str(number).rjust(len(margin)), _BLUE)
-        lines.append(f"{label} {bar} {code.expandtabs(TAB)}".rstrip())
+        lines.append(f"{label} {bar} {_visible(code)}".rstrip())
+        drawn: list[tuple[range, str, bool]] = []
         for span, text, primary in by_line[number]:
             start = min(max(source.position(span.start)[1] - 1 - shift, 0), len(code))
             end = min(start + max(span.end - span.start, 1), max(len(code), start + 1))
-            before = _width(code[:start].expandtabs(TAB))
-            marks = max(_width(code[:end].expandtabs(TAB)) - before, 1)
-            sign = paint(("^" if primary else "-") * marks, colour if primary else _BLUE)
-            note = paint(f" {text}", colour if primary else _BLUE) if text else ""
-            lines.append(f"{margin} {bar} {' ' * before}{sign}{note}")
+            before = _width(_visible(code[:start]))
+            marks = max(_width(_visible(code[:end])) - before, 1)
+            drawn.append((range(before, before + marks), text, primary))
+        lines += [f"{margin} {bar} {row}" for row in _rows(drawn, colour, paint)]
     lines.append(f"{margin} {bar}")
     return lines
+
+
+def _rows(
+    places: list[tuple[range, str, bool]], colour: str, paint: Callable[[str, str], str]
+) -> Iterator[str]:
+    """The lines of marks under one line: (columns, text, primary) each. What has no text shares the first
+    line; where it overlaps what is drawn there already it says nothing new."""
+    silent: list[tuple[range, bool]] = []
+    for columns, text, primary in places:
+        if not text and not any(columns.start < c.stop and c.start < columns.stop for c, _ in silent):
+            silent.append((columns, primary))
+    row, end = "", 0
+    for columns, primary in sorted(silent, key=lambda mark: mark[0].start):
+        sign = ("^" if primary else "-") * len(columns)
+        row += " " * (columns.start - end) + paint(sign, colour if primary else _BLUE)
+        end = columns.stop
+    if row:
+        yield row
+    for columns, text, primary in places:
+        if text:
+            sign, tone = ("^", colour) if primary else ("-", _BLUE)
+            yield " " * columns.start + paint(sign * len(columns), tone) + paint(f" {_visible(text)}", tone)
 
 
 def _short(text: str) -> str:
     """`text` without the middle of what is very long, a name in a broken file for instance."""
     half = LONGEST // 2
-    return text if len(text) <= LONGEST else f"{text[:half]} … {text[-half:]}"
+    short = text if len(text) <= LONGEST else f"{text[:half]} … {text[-half:]}"
+    return "\n".join(_visible(line) for line in short.split("\n"))
+
+
+def _visible(text: str) -> str:
+    """`text` with tabs as spaces and what a terminal would obey instead of showing as escapes, `\\x1b`."""
+    shown = text
+    if not text.isprintable():
+        shown = "".join(_escape(c) if unicodedata.category(c) in _UNSEEN and c != "\t" else c for c in text)
+    return shown.expandtabs(TAB)
+
+
+def _escape(character: str) -> str:
+    """`character` by its number."""
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def _window(code: str, focus: int) -> tuple[str, int]:

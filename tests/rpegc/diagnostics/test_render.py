@@ -48,7 +48,26 @@ def test_full() -> None:
 def test_carets_under_wide_characters() -> None:
     found = Diagnostic(code="E1", message="m", labels=(Label(span=span_of("模")), Label(span=span_of(": x"))))
     lines = render([found], SOURCE).splitlines()
-    assert lines[3:6] == ["3 | op ñ模 : x", "  |     ^^", "  |        ---"]
+    assert lines[3:5] == ["3 | op ñ模 : x", "  |     ^^ ---"]
+
+
+def test_silent_labels_that_overlap_are_drawn_once() -> None:
+    twice = (Label(span=span_of("op")), Label(span=span_of("op")), Label(span=span_of("模"), text="why"))
+    lines = render([Diagnostic(code="E1", message="m", labels=twice)], SOURCE).splitlines()
+    assert lines[3:7] == ["3 | op ñ模 : x", "  | ^^", "  |     -- why", "  |"]
+
+
+def test_what_a_terminal_would_obey_is_shown() -> None:
+    source = Source("a\x07.rpeg", "ab\x1b[31m\x00\tword")
+    found = Diagnostic(
+        code="E1", message="no \x1b[0m", labels=(Label(span=Span(start=9, end=13), text="\x07"),)
+    )
+    for format in ("full", "concise"):
+        assert not {"\x1b", "\x07", "\x00"} & set(render([found], source, format))
+    lines = render([found], source).splitlines()
+    assert lines[:2] == ["error[E1]: no \\x1b[0m", " --> a\\x07.rpeg:1:10"]
+    assert lines[3].index("word") == lines[4].index("^")
+    assert lines[3].startswith("1 | ab\\x1b[31m\\x00 ")
 
 
 def test_without_a_place() -> None:

@@ -83,7 +83,8 @@ def test_no_more_than_twenty_errors() -> None:
 
 
 def test_a_flat_expression_may_be_long() -> None:
-    source = in_graph("  container c {\n    elements = 1" + " + 2 * 3 - 1" * 5000 + "\n  }")
+    body = "  container c {\n    elements = 1" + " + 2 * 3 - 1" * 5000 + "\n  }"
+    source = in_graph(body).replace("\n", "\n\n", 1)
     file = parse(source)
     assert print_file(file) == source
     (entry,) = (entry for statement in file.statements for entry in (statement.body or NOTHING).entries)
