@@ -66,15 +66,15 @@ def check_names(problem: Problem) -> Iterator[Diagnostic]:
     for kind in EDGE_LISTS:
         for i, e in enumerate(getattr(graph, kind)):
             path = f"graph.{kind}[{i}]"
-            yield from _known("E104", "vertex", e.source, vertices, path)
-            yield from _known("E104", "vertex", e.target, vertices, path)
-            yield from _known("E102", "container", e.container, containers, path)
+            yield from _known("E104", "vertex", e.source, vertices, f"{path}[0]")
+            yield from _known("E104", "vertex", e.target, vertices, f"{path}[1]")
+            yield from _known("E102", "container", e.container, containers, f"{path}[2]")
     for side in ("inputs", "outputs"):
         for i, c in enumerate(getattr(graph, side)):
             yield from _known("E102", "container", c, containers, f"graph.{side}[{i}]")
     for i, container in enumerate(graph.containers):
         if container.weights_of is not None:
-            path = f"graph.containers[{i}]"
+            path = f"graph.containers[{i}].weights_of"
             yield from _known("E103", "model", container.weights_of, problem.models, path)
     for i, m in enumerate(graph.trainable):
         yield from _known("E103", "model", m, problem.models, f"graph.trainable[{i}]")
@@ -87,8 +87,8 @@ def check_names(problem: Problem) -> Iterator[Diagnostic]:
 
 
 def _search_names(problem: Problem, vertices: list[str]) -> Iterator[Diagnostic]:
-    for name in problem.options.fuse or ():
-        yield from _known("E104", "vertex", name, vertices, "options.fuse")
+    for i, name in enumerate(problem.options.fuse or ()):
+        yield from _known("E104", "vertex", name, vertices, f"options.fuse[{i}]")
     if problem.run is not None:
         for m in problem.run.optimizers:
             yield from _known("E103", "model", m, problem.models, f"run.optimizers.{m}")
@@ -98,11 +98,11 @@ def _search_names(problem: Problem, vertices: list[str]) -> Iterator[Diagnostic]
     for m in search.staleness:
         yield from _known("E103", "model", m, problem.models, f"search.staleness.{m}")
     for i, pair in enumerate(search.share):
-        for m in pair or ():
-            yield from _known("E103", "model", m, problem.models, f"search.share[{i}]")
+        for j, m in enumerate(pair or ()):
+            yield from _known("E103", "model", m, problem.models, f"search.share[{i}][{j}]")
     for i, pair in enumerate(search.fuse):
-        for name in pair or ():
-            yield from _known("E104", "vertex", name, vertices, f"search.fuse[{i}]")
+        for j, name in enumerate(pair or ()):
+            yield from _known("E104", "vertex", name, vertices, f"search.fuse[{i}][{j}]")
     if all(n >= 1 for n in problem.device_space):
         for i, gpu in enumerate(search.exclude):
             if not _is_gpu(gpu, problem.device_space):

@@ -147,7 +147,7 @@ class Sections(Converter):
             name, path = statement.words[0].text, f"{keyword}.{statement.words[0].text}"
             try:
                 what = f"`{keyword} {name}`"
-                yield name, self.record(statement.body or NOTHING, kind, path, statement.span, what)
+                yield name, self.record(statement.body or NOTHING, kind, path, statement.words[0].span, what)
             except Rejected:
                 continue
 
