@@ -136,7 +136,13 @@ class Training:
     """
 
     def __init__(
-        self, site: Site, task: Train, rows: Mapping[str, Rows], run: RunConfig, workload: Workload
+        self,
+        site: Site,
+        task: Train,
+        rows: Mapping[str, Rows],
+        run: RunConfig,
+        workload: Workload,
+        eos: int | None,
     ) -> None:
         self.site, self.task, self.run = site, task, run
         self._updates = 0
@@ -163,6 +169,7 @@ class Training:
             prompts=rows[task.tokens].indices // workload.rollouts,
             tokens=tokens,
             prompt_length=workload.prompt_length,
+            eos=eos,
             logp=values(task.logprobs),
             logp_ref=values(task.reference),
             rewards=rewards,

@@ -309,7 +309,8 @@ class Worker:
         for vertex in bound.vertices:
             task = self.realisation.semantics.tasks[vertex]
             assert isinstance(task, Train)
-            trainings.append(Training(self._site(vertex), task, held, self.run, self.problem.workload))
+            site, workload = self._site(vertex), self.problem.workload
+            trainings.append(Training(site, task, held, self.run, workload, self.start.eos))
         schedule = self.realisation.microtasks(bound)
         fused = None
         if schedule is None:

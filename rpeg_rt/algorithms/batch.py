@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-import torch
 from torch import Tensor
 
 AllReduce = Callable[[Tensor], Tensor]
@@ -21,6 +20,12 @@ Metrics = dict[str, Tensor]
 def response_mask(tokens: Tensor, prompt_length: int) -> Tensor:
     """[n, L_r] bool: which positions after the prompt hold response tokens (padding is -1)."""
     return tokens[:, prompt_length:] >= 0
+
+
+def truncated(tokens: Tensor, prompt_length: int, eos: int | None) -> Tensor:
+    """[n] bool: which responses ended at L_r without EOS (None: nothing is one)."""
+    whole = response_mask(tokens, prompt_length).all(1)
+    return whole if eos is None else whole & (tokens[:, -1] != eos)
 
 
 @dataclass(frozen=True)
@@ -48,10 +53,6 @@ class TrainBatch:
         columns = {f.name: getattr(self, f.name) for f in fields(self)}
         chosen: dict[str, Any] = {name: None if c is None else c[rows] for name, c in columns.items()}
         return TrainBatch(**chosen)
-
-    def token_count(self, all_reduce: AllReduce) -> float:
-        """Response tokens of these rows over all replicas: the divisor of the loss."""
-        return float(all_reduce(self.mask.sum(dtype=torch.float64)))
 
 
 def minibatches(batch: TrainBatch, count: int, epochs: int) -> Iterator[TrainBatch]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ir_schema.problem import RunConfig
-from rpeg_rt.algorithms.batch import AllReduce, Metrics, TrainBatch, response_mask
+from rpeg_rt.algorithms.batch import AllReduce, Metrics, TrainBatch, response_mask, truncated
 
 WHITEN_EPSILON = 1e-8
 
@@ -92,6 +92,7 @@ def prepare(
     prompts: Tensor,
     tokens: Tensor,
     prompt_length: int,
+    eos: int | None,
     logp: Tensor | None,
     logp_ref: Tensor | None,
     rewards: Tensor,
@@ -100,7 +101,8 @@ def prepare(
     """The batch of a training operator, from this replica's rows of the containers that it reads.
 
     Collective over the replicas. `prompts` [n] holds prompt indices within the step, `tokens`
-    [n, L_p + L_r], `rewards` [n], the rest [n, L_r]. Also returns the step's metrics over all replicas.
+    [n, L_p + L_r], `rewards` [n], the rest [n, L_r]; `eos` None: responses end at L_r
+    only. Also returns the step's metrics over all replicas.
     """
     mask = response_mask(tokens, prompt_length)
     rewards = rewards.to(values.dtype)
@@ -120,17 +122,19 @@ def prepare(
         advantages=whiten(advantages, mask, all_reduce),
         returns=torch.where(mask, advantages + values, 0.0),
     )
-    return batch, _step_metrics(batch, rewards, logp_ref, all_reduce)
+    return batch, _step_metrics(batch, rewards, truncated(tokens, prompt_length, eos), logp_ref, all_reduce)
 
 
 def _step_metrics(
-    batch: TrainBatch, rewards: Tensor, logp_ref: Tensor | None, all_reduce: AllReduce
+    batch: TrainBatch, rewards: Tensor, cut: Tensor, logp_ref: Tensor | None, all_reduce: AllReduce
 ) -> dict[str, float]:
-    """Means per sequence (reward, length) and per response token (entropy and KL estimated by sampling)."""
+    """Means per sequence (reward, length, share of those `cut` off) and per response token (entropy and KL
+    estimated by sampling)."""
     per_sequence = {
         "reward": rewards,
         "reward_square": rewards.square(),
         "response_tokens": batch.mask.sum(1),
+        "truncated": cut,
     }
     per_token = {"value": batch.values, "return": batch.returns}
     if batch.logp is not None:

@@ -37,12 +37,11 @@ class Sampling:
 @dataclass(frozen=True)
 class Finished:
     """Sequences that have left: `indices` int64 [n] ascending (prompt index * R + rollout), `tokens` int32
-    [n, L_p + L_r], `logp` [n, L_r], `truncated` bool [n] (ended at L_r without EOS)."""
+    [n, L_p + L_r], `logp` [n, L_r]."""
 
     indices: Tensor
     tokens: Tensor
     logp: Tensor
-    truncated: Tensor
 
 
 @dataclass
@@ -138,14 +137,11 @@ class Generation:
         rows = torch.tensor(leaving, dtype=torch.int64, device=device())
         rows = rows[self._indices[rows].argsort()]
         response = self._tokens[rows]
-        eos = self._sampling.eos
-        whole = (response == eos).any(1) if eos is not None else torch.zeros_like(rows, dtype=torch.bool)
         prompts = self._prompts[rows // self._rollouts].to(torch.int32)
         return Finished(
             indices=self._indices[rows],
             tokens=torch.cat([prompts, response], dim=1),
             logp=self._logp[rows],
-            truncated=~whole,
         )
 
     def _round(self, chunk: _Chunk) -> None:

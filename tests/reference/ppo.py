@@ -143,6 +143,7 @@ class PPO:
             "kl_to_reference": float(kl[mask].mean()),
             "entropy": -float(old_logp[mask].mean()),
             "response_tokens": float(lengths.double().mean()),
+            "truncated": float((tokens != self.tokenizer.eos).all(1).double().mean()),
         }
         prompt_of = torch.arange(len(tokens)) // self.workload.rollouts
         for _ in range(self.workload.epochs):

@@ -185,7 +185,7 @@ def check(
     updates = made.workload.epochs * made.workload.minibatches
     for line, want in zip(lines, expected, strict=True):
         got = line["actor_train"] | {"value_loss": line["critic_train"]["value_loss"]}
-        figures = ["reward", "kl_to_reference", "entropy", "response_tokens"]
+        figures = ["reward", "kl_to_reference", "entropy", "response_tokens", "truncated"]
         for figure in figures + (["policy_loss", "value_loss"] if updates == 1 else []):
             assert got[figure] == pytest.approx(want[figure], abs=1e-8), figure
     assert made.run is not None

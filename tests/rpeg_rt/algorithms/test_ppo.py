@@ -22,6 +22,7 @@ from rpeg_rt.algorithms.ppo import (
 
 LENGTHS = [3, 0, 5, 1, 4, 5]  # an empty response, one of one token, two at the limit
 LIMIT = 5
+EOS = 9
 
 
 def alone(x):
@@ -178,10 +179,13 @@ def rows(lengths=LENGTHS, prompt_length=2):
     tokens[:, prompt_length - 1] = 7
     for i, n in enumerate(lengths):
         tokens[i, prompt_length : prompt_length + n] = 5
+        if n and i != len(lengths) - 1:  # the last one was cut
+            tokens[i, prompt_length + n - 1] = EOS
     return {
         "prompts": torch.arange(len(lengths)) // 2,
         "tokens": tokens,
         "prompt_length": prompt_length,
+        "eos": EOS,
         "logp": masked(20, lengths),
         "logp_ref": masked(21, lengths),
         "rewards": torch.linspace(-1, 2, len(lengths)).float(),
@@ -204,7 +208,8 @@ def test_prepare():
     assert metrics["entropy"] == pytest.approx(-float(given["logp"].sum()) / sum(LENGTHS))
     kl = float((given["logp"] - given["logp_ref"]).sum()) / sum(LENGTHS)
     assert metrics["kl_to_reference"] == pytest.approx(kl)
-    assert batch.token_count(alone) == sum(LENGTHS)
+    assert metrics["truncated"] == pytest.approx(1 / 6)
+    assert prepare(run, alone, **{**given, "eos": None})[1]["truncated"] == pytest.approx(2 / 6)
 
 
 def test_first_update_of_one_minibatch_has_ratio_one():

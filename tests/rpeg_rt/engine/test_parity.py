@@ -199,7 +199,6 @@ def test_generation_is_equal_under_every_layout(name):
     lengths = (whole["tokens"][:, LENGTH:] >= 0).sum(1)
     assert len(set(lengths.tolist())) > 2, "the test needs responses of different lengths"
     ended = (whole["tokens"][:, LENGTH:] == EOS.get(MODELS[name].vocabulary, 5)).any(1)
-    assert torch.equal(whole["truncated"], ~ended)
     assert (lengths[~ended] == WORKLOAD.response_length).all()
     for shape, ranks in zip(layouts(name)[1:], others, strict=True):
         size = WORKLOAD.sequences // shape.data_parallel
@@ -226,7 +225,7 @@ def test_a_phase_releases_the_shortest_sequences(name):
 
 def merged(phases):
     order = torch.cat([p.indices for p in phases]).argsort()
-    fields = ("indices", "tokens", "logp", "truncated")
+    fields = ("indices", "tokens", "logp")
     return {f: torch.cat([getattr(p, f) for p in phases])[order] for f in fields}
 
 
