@@ -137,9 +137,19 @@ class Enumeration:
         return Candidates(self.rules.vertex.name, tuple(shapes), origins)
 
     def leanest(self) -> Placement | None:
-        """Of the placements on most GPUs the one that needs least memory; None if none is legal."""
-        legal = ((-p.layout.gpus, nbytes, p) for p, nbytes in self._legal())
-        return min(legal, key=lambda found: found[:2], default=(0, 0, None))[2]
+        """Of the placements on most GPUs the one that needs least memory (of several the first in the order
+        of candidates); None if none is legal."""
+        legal = list(self._legal())
+        least = min(((-p.layout.gpus, nbytes) for p, nbytes in legal), default=None)
+        alike = (self._shape(p, nbytes) for p, nbytes in legal if (-p.layout.gpus, nbytes) == least)
+        return min(alike, key=lambda s: s.key).placement if least is not None else None
+
+    def possible(self) -> bool:
+        """Whether any placement is legal, whatever memory it needs; found without asking a cost model."""
+        return any(
+            self.fixed.waves is None or self.rules.waves(p.data_parallel, self.fixed.waves) is None
+            for p in self._placed()
+        )
 
     @property
     def emptied_by(self) -> str | None:
@@ -199,12 +209,20 @@ class Enumeration:
         for p, nbytes in self._legal():
             if nbytes <= self.evaluator.limit_bytes:
                 self.passed.add("memory")
-                time_ns = self.evaluator.operator_ns(self.rules.vertex.name, p)
-                yield Shape(placement=p, gpus=p.layout.gpus, time_ns=time_ns, nbytes=nbytes)
+                yield self._shape(p, nbytes)
+
+    def _shape(self, p: Placement, nbytes: int) -> Shape:
+        time_ns = self.evaluator.operator_ns(self.rules.vertex.name, p)
+        return Shape(placement=p, gpus=p.layout.gpus, time_ns=time_ns, nbytes=nbytes)
 
     def _legal(self) -> Iterator[tuple[Placement, int]]:
         """Every legal placement at its first origin, with the bytes it needs alone, whether it has them or
         not."""
+        for placement in self._placed():
+            yield from self._in_memory(placement)
+
+    def _placed(self) -> Iterator[Placement]:
+        """Every legal placement at its first origin, in one wave."""
         for dp, pp, tp, cp, ep in self.degrees():
             extent = self.rules.extent_of(dp * pp * tp * cp)
             options = self._microbatches(dp, pp)
@@ -215,7 +233,7 @@ class Enumeration:
             if not origins:
                 continue
             for mb in options:
-                placement = Placement(
+                yield Placement(
                     origin=origins[0],
                     extent=extent,
                     data_parallel=dp,
@@ -225,7 +243,6 @@ class Enumeration:
                     context_parallel=cp,
                     expert_parallel=ep,
                 )
-                yield from self._in_memory(placement)
 
     def _in_memory(self, placement: Placement) -> Iterator[tuple[Placement, int]]:
         """The placement with the bytes it needs alone; a generation with the smallest number of waves that

@@ -22,7 +22,7 @@ from ir_schema.device import size
 from ir_schema.diagnostics import Diagnostic, error
 from ir_schema.problem import PartialPlacement, Placement, Problem, Vertex
 from passes.feasibility import amount
-from passes.search.candidates import Candidates, Enumeration
+from passes.search.candidates import Enumeration
 from passes.search.constraints import Rules, divisors, excluded_mask
 
 REQUIRED = (
@@ -166,10 +166,9 @@ def complete(p: PartialPlacement) -> Placement:
     return Placement(**{f: x for f in p.__struct_fields__ if (x := getattr(p, f)) is not None})
 
 
-def explain(enumeration: Enumeration, candidates: Candidates) -> list[Diagnostic]:
-    """Why `candidates` is empty: the constraint that left nothing, and the nearest value that would pass."""
-    if len(candidates):
-        return []
+def explain(enumeration: Enumeration) -> list[Diagnostic]:
+    """Why a finished enumeration is empty: the constraint that left nothing, and the nearest value that would
+    pass."""
     rules, fixed = enumeration.rules, enumeration.fixed
     name, stage = rules.vertex.name, enumeration.emptied_by
     given = [f for f in fixed.__struct_fields__ if getattr(fixed, f) is not None]

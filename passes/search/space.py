@@ -72,7 +72,7 @@ def build(
                 evaluator, Rules(problem, v, excluded), fixed, fixed_microbatches=fixed_microbatches
             )
             enumerated = enumeration.candidates()
-            known[identity] = enumerated, explain(enumeration, enumerated)
+            known[identity] = enumerated, [] if len(enumerated) else explain(enumeration)
         candidates[v.name], reasons = known[identity]
         found += reasons
     return Space(index, structure, problem, evaluator, candidates), found

@@ -110,6 +110,10 @@ def _impossible(problem: Problem, space: SearchSpace) -> list[Diagnostic]:
         path = f"search.staleness.{m}"
         if m not in problem.graph.trainable:
             found.append(error("E432", f"staleness of `{m}`, which is not trained", path, help="remove it"))
+        if not values:
+            found.append(
+                error("E432", f"no staleness of `{m}` is listed", path, help="list one, or remove it")
+            )
         found += [
             error("E432", f"staleness {tau} of `{m}` is negative", path, help="staleness counts steps")
             for tau in values

@@ -4,6 +4,7 @@ from functools import partial
 
 import click
 
+from ir_schema.diagnostics import DiagnosticError
 from rpegc.cli.console import HELP_OPTIONS, Console, console_options
 from rpegc.diagnostics import Source
 
@@ -20,6 +21,7 @@ def check_command(*, console: Console, files: tuple[str, ...]) -> int:
       rpegc check ppo.rpeg
       rpegc check --message-format github examples/*.rpeg
     """
+    from passes.search.validation import check_choices
     from passes.verify import Verify
     from rpegc.inputs import parse_problem, problem_bytes
 
@@ -28,7 +30,10 @@ def check_command(*, console: Console, files: tuple[str, ...]) -> int:
         console.source = Source.decode(data, name)
         read = parse_problem(data, name)
         console.source = read.source
-        Verify().run(read.run.stage)  # type: ignore[arg-type]
+        problem = Verify().run(read.run.stage)  # type: ignore[arg-type]
+        found = check_choices(problem)
+        if found:
+            raise DiagnosticError(found)
         console.say(f"{name}: no mistakes")
 
     return max([console.guard(partial(check, name)) for name in files])

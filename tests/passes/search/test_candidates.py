@@ -28,7 +28,7 @@ def empty(problem, name, **fixed):
     enumeration = enumerate_(problem, name, **fixed)
     candidates = enumeration.candidates()
     assert len(candidates) == 0
-    return explain(enumeration, candidates)
+    return explain(enumeration)
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda p: f"{p.parent.name}/{p.stem[:2]}")
