@@ -20,10 +20,10 @@ from ir_schema.problem import Problem
 from rpegc import presets
 from rpegc.diagnostics.source import Source
 from rpegc.text.compose import compose
-from rpegc.text.convert import Converter, Rejected
+from rpegc.text.convert import Rejected
 from rpegc.text.elaborate import elaborate
 from rpegc.text.findings import finding
-from rpegc.text.json_values import read_json
+from rpegc.text.json_values import JsonConverter, read_json
 from rpegc.text.parser import parse
 from rpegc.text.printer import print_file
 from rpegc.text.sections import Resolver, final_options
@@ -141,7 +141,7 @@ def _load_json(data: bytes, text: str, filename: str, options: Mapping[str, Any]
         assert isinstance(body, Block)
         value = body
     told = tuple(entry for entry in value.entries if entry.key.text != LEGEND)
-    converter = Converter()
+    converter = JsonConverter()
     try:
         problem = converter.record(Block(told, span=value.span), Problem, "", value.span)
     except Rejected:

@@ -169,6 +169,8 @@ def _operator_times(nodes: Sequence[CostedNode]) -> dict[str, float]:
 
 
 def _search_lines(report: SearchReport, score: Score | None) -> str:
+    if report.method == "none":
+        return "\n".join(["the plan in the file", *(f"note: {n}" for n in report.notes)])
     lines = [
         f"found by {report.method}: {report.evaluations} evaluations, {report.cache_hits} cache hits, "
         f"seed {report.seed}, ended by {report.termination}"

@@ -46,14 +46,14 @@ def load_facts(name: str) -> Facts:
     if name not in names:
         near = difflib.get_close_matches(name.lower(), names, n=3)
         guess = f"did you mean {' or '.join(f'`{n}`' for n in near)}? " if near else ""
+        listed = f"`rpegc model` lists the {len(names)} that are shipped"
         raise DiagnosticError(
             [
                 error(
                     "E320",
                     f"unknown model `{name}`",
                     "models",
-                    help=f"{guess}shipped: {', '.join(names)}; or give the path of a Hugging Face config "
-                    "(`./config.json`)",
+                    help=f"{guess}{listed}; or give the path of a Hugging Face config (`./config.json`)",
                 )
             ]
         )

@@ -32,8 +32,11 @@ class Converter:
     """Collects findings and the source map while values are converted.
 
     `names` are what expressions may refer to, `functions` what they may call; a function reports what is
-    wrong with its argument and raises Rejected. Names are None where an earlier finding hides them.
+    wrong with its argument and raises Rejected. Names are None where an earlier finding hides them. `block`,
+    `string` and `none` are what messages call these values.
     """
+
+    block, string, none = "a block", "a string or a name", "none"
 
     def __init__(self) -> None:
         self.problems: list[Diagnostic] = []
@@ -141,13 +144,13 @@ class Converter:
         listed = ", ".join(f"`{c}`" for c in choices)
         help = suggestion(word or "", list(choices))
         return self.reject(
-            "E014", f"expected one of {listed}, found {describe(value)}", value.span, help=help
+            "E014", f"expected one of {listed}, found {self.describe(value)}", value.span, help=help
         )
 
     def sequence(self, value: tree.Value, arguments: tuple[Any, ...], path: str) -> tuple[Any, ...]:
         """A list, as tuple[X, ...] or tuple[X, Y]."""
         if not isinstance(value, tree.List):
-            self.reject("E014", f"expected a list, found {describe(value)}", value.span)
+            self.reject("E014", f"expected a list, found {self.describe(value)}", value.span)
         kinds = list(arguments)
         if arguments[-1] is Ellipsis:
             kinds = [arguments[0]] * len(value.elements)
@@ -166,7 +169,7 @@ class Converter:
     def mapping(self, value: tree.Value, kind: Any, path: str) -> dict[str, Any]:
         """A block with keys of the user's choice."""
         if not isinstance(value, tree.Block):
-            self.reject("E014", f"expected a block, found {describe(value)}", value.span)
+            self.reject("E014", f"expected {self.block}, found {self.describe(value)}", value.span)
         result: dict[str, Any] = {}
         valid = True
         seen: dict[str, tree.Entry] = {}
@@ -186,7 +189,7 @@ class Converter:
             fields = msgspec.structs.fields(kind)
             return kind(*self.sequence(value, tuple(f.type for f in fields), path))
         if not isinstance(value, tree.Block):
-            self.reject("E014", f"expected a block, found {describe(value)}", value.span)
+            self.reject("E014", f"expected {self.block}, found {self.describe(value)}", value.span)
         return self.record(value, kind, path, self.source_map[path])
 
     def scalar(self, value: tree.Value, kind: type) -> bool | int | float | str:
@@ -194,23 +197,23 @@ class Converter:
         if kind is bool:
             if isinstance(value, tree.Name) and value.text in ("true", "false"):
                 return value.text == "true"
-            self.reject("E014", f"expected `true` or `false`, found {describe(value)}", value.span)
+            self.reject("E014", f"expected `true` or `false`, found {self.describe(value)}", value.span)
         if kind is str:
             if isinstance(value, tree.Text):
                 return value.value
             if isinstance(value, tree.Name) and value.text not in ("true", "false", "none"):
                 return value.text
-            self.reject("E014", f"expected a string or a name, found {describe(value)}", value.span)
+            self.reject("E014", f"expected {self.string}, found {self.describe(value)}", value.span)
         what = "an integer" if kind is int else "a number"
         if isinstance(value, tree.Text | tree.List | tree.Block):
-            self.reject("E014", f"expected {what}, found {describe(value)}", value.span)
+            self.reject("E014", f"expected {what}, found {self.describe(value)}", value.span)
         if isinstance(value, tree.Name) and value.text in ("true", "false", "none"):
-            self.reject("E014", f"expected {what}, found {describe(value)}", value.span)
+            self.reject("E014", f"expected {what}, found {self.describe(value)}", value.span)
         number = self.number(value)
         if kind is float:
             return float(number)
         if number != int(number):
-            self.reject("E014", f"expected an integer, found {describe(value)}", value.span)
+            self.reject("E014", f"expected an integer, found {self.describe(value)}", value.span)
         return int(number)
 
     def number(self, value: tree.Value) -> int | float:
@@ -236,10 +239,10 @@ class Converter:
             if value.text in self.names:
                 return self.names[value.text]
             if not self.names:
-                self.reject("E014", f"expected a number, found {describe(value)}", value.span)
+                self.reject("E014", f"expected a number, found {self.describe(value)}", value.span)
             help = suggestion(value.text, self.names)
             self.reject("E155", f"unknown name `{value.text}` in an expression", value.span, help=help)
-        return self.reject("E014", f"expected a number, found {describe(value)}", value.span)
+        return self.reject("E014", f"expected a number, found {self.describe(value)}", value.span)
 
     def operation(self, value: tree.Operation, left: int | float) -> int | float:
         """left operator right, where `left` is known"""
@@ -279,6 +282,22 @@ class Converter:
             self.reject("E016", "the number is too large", value.span, help=f"{what} end at {largest}")
         return number
 
+    def describe(self, value: tree.Value) -> str:
+        """What `value` is, for a message."""
+        if isinstance(value, tree.Text):
+            return f'the string "{value.value}"'
+        if isinstance(value, tree.List):
+            return "a list"
+        if isinstance(value, tree.Block):
+            return self.block
+        if isinstance(value, tree.Name) and value.text == "none":
+            return f"`{self.none}`"
+        if isinstance(value, tree.Name | tree.Number):
+            return f"`{value.text}`"
+        if isinstance(value, tree.Negative) and isinstance(value.operand, tree.Number):
+            return f"`-{value.operand.text}`"
+        return "an expression"
+
 
 def field_types(kind: type[Record], *without: str) -> dict[str, Any]:
     """Type annotation of every field of `kind` but those named."""
@@ -296,21 +315,6 @@ def missing_keys(block: tree.Block, types: Iterable[str], required: Iterable[str
 def join(path: str, key: str) -> str:
     """`path.key`"""
     return f"{path}.{key}" if path else key
-
-
-def describe(value: tree.Value) -> str:
-    """What `value` is, for a message."""
-    if isinstance(value, tree.Text):
-        return f'the string "{value.value}"'
-    if isinstance(value, tree.List):
-        return "a list"
-    if isinstance(value, tree.Block):
-        return "a block"
-    if isinstance(value, tree.Name | tree.Number):
-        return f"`{value.text}`"
-    if isinstance(value, tree.Negative) and isinstance(value.operand, tree.Number):
-        return f"`-{value.operand.text}`"
-    return "an expression"
 
 
 def _place(value: tree.Value, entry: tree.Entry | None) -> Span:

@@ -7,10 +7,17 @@ import msgspec
 from ir_schema.diagnostics import DiagnosticError, Span
 from rpegc.text import tree
 from rpegc.text.blocks import MAX_DEPTH
+from rpegc.text.convert import Converter
 from rpegc.text.findings import finding
 from rpegc.text.lexer import Token, tokenize
 
 _WORDS = {"null": "none", "true": "true", "false": "false"}
+
+
+class JsonConverter(Converter):
+    """A converter that calls values what JSON calls them."""
+
+    block, string, none = "an object", "a string", "null"
 
 
 def read_json(text: str) -> tree.Value:

@@ -256,3 +256,18 @@ def test_reading_text_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("graph", None, "expected an object, found `null`"),
+        ("workload", [], "expected an object, found a list"),
+        ("name", None, "expected a string, found `null`"),
+        ("name", {}, "expected a string, found an object"),
+    ],
+)
+def test_json_is_spoken_of_as_json(key: str, value: object, message: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        load_json(case_value() | {key: value})
+    assert [found.message for found in caught.value.diagnostics] == [message]
