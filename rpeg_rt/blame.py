@@ -4,7 +4,7 @@ import socket
 from collections.abc import Iterable
 
 from rpeg_rt.dispatch import Instance
-from rpeg_rt.failure import NumericError, RunError, StalledError, WorkerLostError
+from rpeg_rt.failure import NumericError, RunError, StalledError, WorkerFailedError, WorkerLostError
 from rpeg_rt.protocol import Failed
 from rpeg_rt.realise import Realisation
 
@@ -39,14 +39,14 @@ class Blame:
 
     def failed(self, rank: int, failed: Failed) -> RunError:
         """Worker `rank` says that it cannot go on."""
-        where = "while it started"
+        where = "outside of any node"
         if failed.node is not None and failed.step is not None:
             where = f"in {self.describe(Instance(failed.node, failed.step))}"
         if failed.kind == "numeric":
             return NumericError(f"{self.workers([rank])} failed {where}: {failed.message}")
         lines = [line for line in failed.detail.splitlines() if line.strip("^~ ")]
         detail = "".join(f"\n    | {line}" for line in lines[-_DETAIL_LINES:])
-        return WorkerLostError(f"{self.workers([rank])} failed {where}: {failed.message}{detail}")
+        return WorkerFailedError(f"{self.workers([rank])} failed {where}: {failed.message}{detail}")
 
     def stalled(self, x: Instance, waiting: set[int]) -> RunError:
         """`x` has passed its deadline; `waiting` workers have not reported (none: it is on the host)."""

@@ -40,7 +40,13 @@ class PreflightError(RunError):
 
 
 class WorkerLostError(RunError):
-    """A worker died, or failed in a way that it could not recover from."""
+    """A worker died."""
+
+    code = ExitCode.WORKER_LOST
+
+
+class WorkerFailedError(RunError):
+    """Something went wrong in a worker, which lives and says so. The exit code is that of a lost one."""
 
     code = ExitCode.WORKER_LOST
 

@@ -64,6 +64,10 @@ class _Ledger:
                 total[peer] = total.get(peer, 0) + size
 
 
+class EngineError(Exception):
+    """A model cannot be made as the plan describes it: the model, its vertices and what it failed on."""
+
+
 class Worker:
     """One rank's models, process groups and rows."""
 
@@ -80,7 +84,7 @@ class Worker:
         self.groups: dict[tuple[tuple[int, ...], object], LayoutGroups] = {
             place: make_layout(*place) for place in self.realisation.layouts()
         }
-        self.engines = {w: self._build(w) for w in self.realisation.places() if self._groups(w).member}
+        self.engines = {w: self._built(w) for w in self.realisation.places() if self._groups(w).member}
         self.store = Store()
         self.generating = Generating(self.run, self.problem.workload, start.seed, start.eos)
         self.routes: dict[int, list[Fragment]] = {}
@@ -88,6 +92,15 @@ class Worker:
 
     def _groups(self, place: Weights) -> LayoutGroups:
         return self.groups[self.realisation.ranks_of(place), place.layout]
+
+    def _built(self, place: Weights) -> Engine:
+        try:
+            return self._build(place)
+        except dist.DistError:
+            raise
+        except Exception as exc:
+            users = ", ".join(f"`{v}`" for v, w in self.realisation.serving.items() if w == place)
+            raise EngineError(f"model `{place.model}` of {users} could not be made: {told(exc)}") from exc
 
     def _build(self, place: Weights) -> Engine:
         spec = self.problem.models[place.model]
@@ -325,13 +338,21 @@ class Worker:
         return writes, {t.site.vertex: t.metrics for t in trainings}, fused
 
 
+def told(exc: BaseException) -> str:
+    """An exception in words."""
+    return f"{type(exc).__name__}: {exc}"
+
+
 def _failure(command: Command | None, exc: BaseException) -> Failed:
-    text = f"{type(exc).__name__}: {exc}"
+    text, frames = told(exc), traceback.format_tb(exc.__traceback__)
+    if isinstance(exc, EngineError):
+        # Most likely a setting: the message names it, and of the engine's inside the last place will do.
+        text, frames = str(exc), traceback.format_tb((exc.__cause__ or exc).__traceback__)[-1:]
     lower = text.lower()
     lost = isinstance(exc, dist.DistError) or "gloo" in lower or "connection" in lower
     kind = "numeric" if isinstance(exc, NumericError | FloatingPointError) else "peer" if lost else "error"
     node, step = (None, None) if command is None else (command.node, command.step)
-    return Failed(node, step, kind, text, traceback.format_exc())
+    return Failed(node, step, kind, text, "".join(frames))
 
 
 def main(rank: int, address: tuple[str, int], secret: str) -> int:
@@ -361,6 +382,7 @@ def main(rank: int, address: tuple[str, int], secret: str) -> int:
                 assert isinstance(frame, Command)
                 command = frame
                 channel.send(worker.execute(command))
+                command = None
         except Exception as exc:
             traceback.print_exc()
             channel.send(_failure(command, exc))

@@ -242,6 +242,20 @@ def test_held_out_prompts_that_nobody_judges_are_told(
     assert re.search(r"^warning: the held-out prompts prompts.jsonl are not used: only a verifier", text)
 
 
+def test_a_model_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = problem(run={"optimizers": {"critic": Optimizer(learning_rate=-1.0)}})
+    path = write_plan(tmp_path, executable(made, colocated(dp=2)))
+    code, text = run_cli(capsys, path)
+    assert code == 4, text
+    assert re.search(
+        r"^error: worker [01] \(GPU 0\.0\.[01]\) on .* failed outside of any node: model `critic` of "
+        r"`critic_inf`, `critic_train` could not be made: ValueError: Invalid learning rate: -1.0$",
+        text,
+        re.MULTILINE,
+    )
+    assert not re.search(r"Traceback|was lost", text)
+
+
 def test_files_at_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_plan(tmp_path, executable(problem(), colocated()))
     prompts = tmp_path / "prompts.jsonl"
