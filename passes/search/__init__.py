@@ -63,8 +63,16 @@ class Search(Pass[Problem, Configuration]):
 
     `method` is `none` (the plan in the file), `greedy`, `concurrent` or `sa`. `budget` counts evaluations
     that are not in the cache: half of it, split evenly over structures, anneals, and the rest is for the
-    final polish, which gets all that annealing leaves. `time_limit` [s] is an additional cap. The rest are
-    ablations A1 to A9.
+    final polish, which gets all that annealing leaves. `time_limit` [s] is an additional cap. `seed` starts
+    the random choices of annealing.
+
+    The others take something away, to measure what it is worth (ablations A1 to A9):
+    `no_splitting` leaves generation and inference as whole operators; `no_asynchrony` keeps every staleness
+    at 0; `fixed_microbatches` does not search their number; `no_pair_moves` changes one operator at a time;
+    `no_warm_restarts` restarts every chain from the heuristic plan, not from one of the best found;
+    `uniform_choice` moves any operator as likely as one on the critical path; `no_polish` anneals with the
+    whole budget; `hard_memory` rejects plans that do not fit instead of charging for the excess;
+    `geometric_cooling` lowers the temperature over a chain instead of keeping it.
     """
 
     name: ClassVar[str] = "search"
@@ -114,11 +122,7 @@ class Search(Pass[Problem, Configuration]):
         if ledger.best is None:
             assert ledger.nearest is not None, "something was evaluated"
             problem = _excluding(ledger.nearest.space.problem, stage)
-            diagnostic = no_plan_fits(problem, ledger.nearest, ledger.evaluations)
-            if self.method != "sa":
-                tried = f"method `{self.method}` makes one plan per structure; `sa` looks for one that fits"
-                diagnostic = msgspec.structs.replace(diagnostic, notes=(*diagnostic.notes, tried))
-            raise DiagnosticError([diagnostic])
+            raise DiagnosticError([no_plan_fits(problem, ledger.nearest, ledger.evaluations, self.method)])
         return _configuration(self, ledger.best, ledger, spaces, notes)
 
     def _spaces(self, problem: Problem) -> tuple[list[Space], list[str]]:
@@ -147,7 +151,7 @@ class Search(Pass[Problem, Configuration]):
             else:
                 spaces.append(space)
         if not spaces:
-            raise DiagnosticError(too_large_alone(_excluding(found[0][1], problem), empty))
+            raise DiagnosticError(too_large_alone(_excluding(found[0][1], problem), empty, self.method))
         return spaces, notes
 
     def _explore(self, spaces: list[Space], ledger: Ledger) -> str:

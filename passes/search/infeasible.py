@@ -1,9 +1,11 @@
 """What to tell when nothing fits in memory: the tightest GPU, what fills it, and what would be enough.
 
 Remedies are found with lean plans: every vertex on as many GPUs as it can use, in the layout that needs
-least memory there. They are enough, but a search may get by with less; the messages say so.
+least memory there. Method `sa` starts from that plan where no other fits, so it finds a plan wherever the
+lean one fits, and may get by with less; the other methods may miss it, and then the messages name `sa`.
 """
 
+import math
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -12,7 +14,7 @@ from ir_schema.device import DeviceSpace, size
 from ir_schema.diagnostics import Diagnostic
 from ir_schema.problem import PartialPlacement, Placement, Problem
 from passes.cost.memory import by_device
-from passes.feasibility import amount, fullest, memory_table, out_of_memory
+from passes.feasibility import GIB, MIB, amount, fullest, memory_table, out_of_memory
 from passes.search.candidates import Enumeration
 from passes.search.constraints import Rules, excluded_mask
 from passes.search.evaluator import Evaluator
@@ -23,22 +25,20 @@ MOST_DOUBLINGS = 6
 MOST_SIZES = 12
 
 
-def no_plan_fits(problem: Problem, found: Found, evaluations: int) -> Diagnostic:
-    """E420 about the plan that comes closest, with remedies. `problem` is the one of `found`'s structure,
-    with the GPUs that its search excludes."""
+def no_plan_fits(problem: Problem, found: Found, evaluations: int, method: str) -> Diagnostic:
+    """E420 about the plan that comes closest of those that `method` made, with remedies. `problem` is the one
+    of `found`'s structure, with the GPUs that its search excludes."""
     evaluator = found.space.evaluator
     devices = by_device(evaluator.memory(found.plan))
     diagnostic = out_of_memory(devices, evaluator.limit_bytes)
-    needed = found.evaluation.peak_bytes / (1 - problem.hardware.runtime_reserve)
-    larger = f"GPUs with {amount(needed)} would hold the closest plan"
     return msgspec.structs.replace(
         diagnostic,
         message=f"no plan fits in memory; in the closest of {evaluations}, {diagnostic.message}",
-        help="; or ".join([*_remedies(problem), larger, diagnostic.help]),
+        help="; or ".join([*_remedies(problem, method, found.evaluation.peak_bytes), diagnostic.help]),
     )
 
 
-def too_large_alone(problem: Problem, diagnostics: list[Diagnostic]) -> list[Diagnostic]:
+def too_large_alone(problem: Problem, diagnostics: list[Diagnostic], method: str) -> list[Diagnostic]:
     """`diagnostics`; the first that says that an operator does not fit even alone (E421) also says what fills
     a GPU in the leanest plan, and what would be enough."""
     first = next((i for i, d in enumerate(diagnostics) if d.code == "E421"), None)
@@ -47,27 +47,45 @@ def too_large_alone(problem: Problem, diagnostics: list[Diagnostic]) -> list[Dia
         return diagnostics
     evaluator, plan = lean
     name, memory = fullest(by_device(evaluator.memory(plan)))
+    remedies = _remedies(problem, method, memory.peak_bytes)
     total = f"on GPU {name} of the leanest plan, {amount(memory.peak_bytes)} together:"
     found = diagnostics[first]
     explained = msgspec.structs.replace(
         found,
         notes=(*found.notes, total, *memory_table(memory)),
-        help="; or ".join([*_remedies(problem), found.help]),
+        help="; or ".join([*remedies, found.help]),
     )
     return [*diagnostics[:first], explained, *diagnostics[first + 1 :]]
 
 
-def _remedies(problem: Problem) -> list[str]:
+def _remedies(problem: Problem, method: str, peak_bytes: int) -> list[str]:
+    """What would be enough, in words: method `sa` if that is all, else a change of the problem; `peak_bytes`
+    are what the closest plan needs."""
+    searching = "" if method == "sa" else "with method `sa` (-O2), "
+    if searching and _fits(problem):
+        return [f"{searching}a plan is found that fits"]
     found = []
     space = _smallest(problem)
     if space is not None:
         racks, nodes, gpus = space
         where = f"{nodes} nodes of {gpus}" if racks == 1 else f"{racks} racks of {nodes} nodes of {gpus}"
-        found.append(f"{size(space)} GPUs ({where}) were found to be enough")
-    longest = _largest(problem.workload.response_length - 1, lambda n: _fits(_with_responses(problem, n)))
+        found.append(f"{searching}{size(space)} GPUs ({where}) were found to be enough")
+    longest = _largest(problem.workload.response_length - 1, lambda n: _fits(with_responses(problem, n)))
     if longest:
-        found.append(f"responses of {longest} tokens were found to fit")
+        cut = " (with `length_quantiles` that end there)" if problem.workload.length_quantiles else ""
+        found.append(f"{searching}responses of {longest} tokens{cut} were found to fit")
+    needed = _whole(peak_bytes / (1 - problem.hardware.runtime_reserve))
+    if _fits(with_memory(problem, needed)):
+        found.append(f"{searching}GPUs with {amount(needed)} were found to be enough")
+    if searching:
+        found.append("try method `sa` (-O2), which looks at more plans")
     return found
+
+
+def _whole(nbytes: float) -> int:
+    """Bytes rounded up to whole GiB or, where they are few, MiB."""
+    unit = GIB if nbytes >= GIB else MIB
+    return math.ceil(nbytes / unit) * unit
 
 
 def _smallest(problem: Problem) -> DeviceSpace | None:
@@ -107,9 +125,19 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _with_responses(problem: Problem, length: int) -> Problem:
-    workload = msgspec.structs.replace(problem.workload, response_length=length, length_quantiles=())
+def with_responses(problem: Problem, length: int) -> Problem:
+    """`problem` with responses cut at `length` tokens: those that would be longer end there."""
+    shorter = tuple((f, t) for f, t in problem.workload.length_quantiles if t < length and f < 1)
+    quantiles = (*shorter, (1.0, length)) if problem.workload.length_quantiles else ()
+    workload = msgspec.structs.replace(problem.workload, response_length=length, length_quantiles=quantiles)
     return msgspec.structs.replace(problem, workload=workload)
+
+
+def with_memory(problem: Problem, nbytes: float) -> Problem:
+    """`problem` on GPUs of `nbytes`."""
+    return msgspec.structs.replace(
+        problem, hardware=msgspec.structs.replace(problem.hardware, memory_bytes=nbytes)
+    )
 
 
 def _fits(problem: Problem) -> bool:

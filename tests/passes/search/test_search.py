@@ -15,10 +15,11 @@ from passes.evaluate import evaluate
 from passes.search import WATCH, Search, Watch
 from passes.search.concurrent import concurrent, levels
 from passes.search.greedy import greedy
-from passes.search.infeasible import _fits
+from passes.search.infeasible import _fits, with_memory, with_responses
 from passes.search.legality import legal
 from passes.search.space import build
 from passes.search.structures import structures
+from passes.verify import verify
 from tests.passes.search.worked import CASES, case, ppo, read_case
 
 
@@ -29,12 +30,6 @@ def spaces(problem):
         assert empty == []
         found.append(space)
     return found
-
-
-def with_memory(problem, nbytes):
-    return msgspec.structs.replace(
-        problem, hardware=msgspec.structs.replace(problem.hardware, memory_bytes=nbytes)
-    )
 
 
 def tiny():
@@ -295,6 +290,68 @@ def test_an_operator_that_does_not_fit_alone():
     for nodes in range(1, enough // 4):
         assert not _fits(with_nodes(problem, nodes))
     assert evaluate(Search(budget=400).run(with_nodes(problem, enough // 4))).memory_feasible
+
+
+REMEDY = re.compile(
+    r"(?P<sa>with method `sa` \(-O2\), )?("
+    r"\d+ GPUs \((?P<nodes>\d+) nodes of 4\) were found to be enough"
+    r"|responses of (?P<tokens>\d+) tokens( \(with `length_quantiles` that end there\))? were found to fit"
+    r"|GPUs with (?P<memory>\d+)\.00 (?P<unit>[GM]iB) were found to be enough"
+    r"|a plan is found that fits)"
+)
+
+
+def remedied(problem, remedy):
+    """The problem changed as a remedy says."""
+    if remedy["nodes"]:
+        return with_nodes(problem, int(remedy["nodes"]))
+    if remedy["tokens"]:
+        return with_responses(problem, int(remedy["tokens"]))
+    if remedy["memory"]:
+        return with_memory(problem, int(remedy["memory"]) * 2 ** {"G": 30, "M": 20}[remedy["unit"][0]])
+    return problem
+
+
+@pytest.mark.parametrize("cost_model", ["paper", "megatron"])
+@pytest.mark.parametrize("method", ["greedy", "concurrent", "sa"])
+def test_every_remedy_is_one(method, cost_model):
+    """The changed problem, compiled by the same method or by the one that is named, has a plan that fits."""
+    remedies = 0
+    for gib in (10, 20, 50, 100):
+        problem = with_memory(ppo((1, 1, 4), cost_model=cost_model), gib * 2**30)
+        try:
+            Search(method=method, budget=30).run(problem)
+            continue
+        except DiagnosticError as exc:
+            diagnostics = exc.diagnostics
+        for remedy in REMEDY.finditer("; ".join(d.help for d in diagnostics)):
+            assert bool(remedy["sa"]) == (method != "sa")
+            found = Search(budget=30).run(remedied(problem, remedy))
+            assert evaluate(found).memory_feasible, remedy[0]
+            remedies += 1
+    assert remedies >= 3
+
+
+def test_a_plan_that_a_search_finds_is_the_only_remedy():
+    problem = next(
+        problem
+        for gib in range(20, 200)
+        for problem in [with_memory(ppo((1, 1, 4), cost_model="megatron"), gib * 2**30)]
+        if _fits(problem)
+    )
+    with pytest.raises(DiagnosticError) as caught:
+        Search(method="greedy").run(problem)
+    help = "; ".join(d.help for d in caught.value.diagnostics)
+    assert [r[0] for r in REMEDY.finditer(help)] == ["with method `sa` (-O2), a plan is found that fits"]
+    assert evaluate(Search(budget=30).run(problem)).memory_feasible
+
+
+def test_shorter_responses_keep_their_distribution():
+    problem = ppo((1, 1, 4), response_length=384, length_quantiles=((0.5, 96), (0.9, 192), (1.0, 384)))
+    assert with_responses(problem, 200).workload.length_quantiles == ((0.5, 96), (0.9, 192), (1.0, 200))
+    assert with_responses(problem, 192).workload.length_quantiles == ((0.5, 96), (1.0, 192))
+    assert with_responses(problem, 50).workload.length_quantiles == ((1.0, 50),)
+    assert verify(with_responses(problem, 96)) == []
 
 
 def test_the_longest_response_that_fits():
