@@ -13,11 +13,11 @@ from typing import ClassVar
 
 from ir_schema.base import TIERS, Record
 from ir_schema.device import DeviceSpace
-from ir_schema.diagnostics import Diagnostic, DiagnosticError, error
+from ir_schema.diagnostics import Diagnostic, DiagnosticError, Label, error
 from ir_schema.hardware import Hardware, Tiers
 from ir_schema.problem import Problem
 from passes.base import Pass
-from passes.cost import cost_model
+from passes.cost import cost_model, model_for
 from passes.magnitudes import check_magnitudes
 from passes.wellformed import EDGE_LISTS, check
 
@@ -302,6 +302,30 @@ def verify(problem: Problem) -> list[Diagnostic]:
     except DiagnosticError as exc:
         sizes.extend(exc.diagnostics)
     return names + sizes if names else sizes + check(problem)
+
+
+def warnings(problem: Problem) -> list[Diagnostic]:
+    """W301: weight containers of a verified problem that are far from the size of their model.
+
+    Sizes are the file's own and may stem from another way to count, so a factor of 2 passes.
+    """
+    model = model_for(problem)
+    found = []
+    for i, c in enumerate(problem.graph.containers):
+        if c.weights_of is None:
+            continue
+        count = model.parameters(c.weights_of)
+        if not count <= 2 * c.elements <= 4 * count:
+            found.append(
+                Diagnostic(
+                    code="W301",
+                    severity="warning",
+                    message=f"`{c.name}` has {c.elements} elements, `{c.weights_of}` {count} parameters",
+                    labels=(Label(path=f"graph.containers[{i}].elements"),),
+                    help=f"write `parameters({c.weights_of})`",
+                )
+            )
+    return found
 
 
 @dataclass(frozen=True)

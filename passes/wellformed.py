@@ -34,12 +34,6 @@ def _weights(a: Analysis, model: str) -> str | None:
     return next((c for c, m in a.weights_of.items() if m == model), None)
 
 
-def _own(v: Vertex) -> str:
-    """The model of a vertex that is known to have one."""
-    assert v.model is not None
-    return v.model
-
-
 def interfaces(a: Analysis) -> Iterator[Diagnostic]:
     """E201: for each edge (u -> v, a): a in O(u) and a in I(v)."""
     for _, path, e in _edges(a):
@@ -74,12 +68,14 @@ def publications(a: Analysis) -> Iterator[Diagnostic]:
                 _vertex(a, u.name),
                 help="only a training vertex publishes; use a data edge inside a step",
             )
+        elif u.model is None:
+            continue  # which `host` reports
         elif a.weights_of.get(e.container) != u.model:
             yield error(
                 "E202",
                 f"`{e.container}` is not the weights of `{u.model}`, the model that `{u.name}` trains",
                 path,
-                help=f"publish `{_weights(a, _own(u)) or f'W_{u.model}'}`",
+                help=f"publish `{_weights(a, u.model) or f'W_{u.model}'}`",
             )
         elif v.model != u.model or v.role == "training":
             yield error(
@@ -367,6 +363,28 @@ def weight_writers(a: Analysis) -> Iterator[Diagnostic]:
             )
 
 
+def vocabularies(a: Analysis) -> Iterator[Diagnostic]:
+    """E223: a language model that scores generated tokens has the vocabulary they are of."""
+    writers = {c: v for v in a.graph.vertices if v.role == "generation" for c in v.writes}
+    for v in a.graph.vertices:
+        if v.role != "inference" or v.model is None or not a.problem.models[v.model].has_lm_head:
+            continue
+        for generation in dict.fromkeys(writers[c].name for c in v.reads if c in writers):
+            model = a.vertex[generation].model
+            if model is None:
+                continue
+            own, other = (a.problem.models[m].vocabulary for m in (v.model, model))
+            if own != other:
+                yield error(
+                    "E223",
+                    f"`{v.name}` scores tokens of `{model}`, which has {other}, with `{v.model}`, "
+                    f"which has {own}",
+                    f"models.{v.model}.vocabulary",
+                    _vertex(a, v.name),
+                    help="use models of one vocabulary: probabilities of tokens cannot be compared otherwise",
+                )
+
+
 RULES: tuple[Rule, ...] = (
     interfaces,
     publications,
@@ -381,6 +399,7 @@ RULES: tuple[Rule, ...] = (
     staleness,
     cycles,
     ancestors,
+    vocabularies,
 )
 
 

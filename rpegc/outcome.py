@@ -7,6 +7,7 @@ from ir_schema.base import Record
 from ir_schema.diagnostics import Diagnostic, Label
 from ir_schema.problem import Placement, Problem
 from ir_schema.stages import Configuration, CostedNode, Executable, Scheduled, Score, SearchReport
+from passes.verify import warnings
 from rpegc.driver import StageRun
 from rpegc.dump import plan_table, score_lines
 from rpegc.failure import EXIT_INTERRUPTED, EXIT_OK
@@ -82,8 +83,9 @@ def _verdict(code: int, score: Score | None, diagnostics: Sequence[Diagnostic]) 
 
 
 def notices(runs: Sequence[StageRun]) -> list[Diagnostic]:
-    """What a user should know about a plan that is not wrong."""
-    found = []
+    """What a user should know about a problem and a plan that are not wrong."""
+    given = runs[0].stage
+    found = warnings(given) if isinstance(given, Problem) else []
     plan, score = _latest(runs, plan_of), _latest(runs, score_of)
     if plan is not None:
         problem = plan[0]

@@ -22,7 +22,7 @@ def check_command(*, console: Console, files: tuple[str, ...]) -> int:
       rpegc check --message-format github examples/*.rpeg
     """
     from passes.search.validation import check_choices
-    from passes.verify import Verify
+    from passes.verify import Verify, warnings
     from rpegc.inputs import parse_problem, problem_bytes
 
     def check(name: str) -> None:
@@ -34,6 +34,7 @@ def check_command(*, console: Console, files: tuple[str, ...]) -> int:
         found = check_choices(problem)
         if found:
             raise DiagnosticError(found)
+        console.report(warnings(problem))
         console.say(f"{name}: no mistakes")
 
     return max([console.guard(partial(check, name)) for name in files])

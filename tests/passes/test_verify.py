@@ -6,7 +6,8 @@ import pytest
 from ir_schema.hardware import AlphaBeta
 from ir_schema.model import FullAttention
 from ir_schema.problem import Container, Edge, Optimizer, RunConfig, SearchSpace, Verifier, Vertex
-from passes.verify import verify
+from passes.cost import model_for
+from passes.verify import verify, warnings
 from tests.passes.test_cases import CASES, load
 
 replace = msgspec.structs.replace
@@ -90,6 +91,7 @@ BREAKS = {
     "E222": lambda p: graph(
         vertex(p, "reward_inf", writes=("r", "W_ref")), inputs=tuple(c for c in G.inputs if c != "W_ref")
     ),
+    "E223": lambda p: replace(p, models={**p.models, "ref": replace(p.models["ref"], vocabulary=32128)}),
     "E301": lambda p: replace(p, options=replace(p.options, cost_model="papre")),
     "E303": lambda p: workload(p, prompts=0),
     "E304": lambda p: workload(p, length_quantiles=((0.5, 96), (0.5, 192), (1.0, 384))),
@@ -161,6 +163,27 @@ def test_hardware_numbers_that_no_machine_has(hardware):
     findings = verify(replace(BASE, hardware=replace(BASE.hardware, **hardware)))
     assert [d.code for d in findings] == ["E303"]
     assert findings[0].labels[0].path.startswith(f"hardware.{next(iter(hardware))}")
+
+
+def test_only_language_models_that_score_share_the_vocabulary():
+    models = {m: replace(s, vocabulary=s.vocabulary + (s.head == "scalar")) for m, s in BASE.models.items()}
+    assert models != BASE.models
+    assert verify(replace(BASE, models=models)) == []
+
+
+@pytest.mark.parametrize(
+    ("factor", "told"), [(0.4, True), (0.6, False), (1, False), (1.9, False), (2.1, True)]
+)
+def test_weights_far_from_their_model_are_told(factor, told):
+    count = model_for(BASE).parameters("ref")
+    containers = tuple(
+        replace(c, elements=int(factor * count)) if c.weights_of == "ref" else c for c in G.containers
+    )
+    found = warnings(graph(BASE, containers=containers))
+    assert [(d.code, d.severity) for d in found] == [("W301", "warning")] * told
+    for d in found:
+        index = next(i for i, c in enumerate(G.containers) if c.weights_of == "ref")
+        assert d.labels[0].path == f"graph.containers[{index}].elements"
 
 
 def run_of(problem, **changes):
