@@ -114,7 +114,7 @@ def test_the_cost_model_guides_a_search(site: Path, tmp_path: Path) -> None:
 
 def test_an_unknown_cost_model_suggests_the_plugins(site: Path, tmp_path: Path) -> None:
     done = rpegc(PROBLEM, "--cost-model", "paper_fre_network", path=(site,), cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "did you mean `paper_free_network`?" in done.stderr
 
 
