@@ -16,6 +16,8 @@ from ir_schema.problem import Problem
 from rpegc.cli import foreign_packages
 from rpegc.cli.group import COMMANDS, run
 from rpegc.diagnostics.catalogue import read_catalogue
+from rpegc.pipeline import option_types
+from rpegc.registry import load_pass
 from tests.rpegc.conftest import CASES
 from tests.rpegc.fakes import FAKES
 
@@ -355,7 +357,7 @@ def test_as_printed_forces_the_papers_form(rpegc: Rpegc, case: Path) -> None:
 def test_summary_is_for_people(rpegc: Rpegc, case: Path) -> None:
     code, out, _ = rpegc(case, "--search", "none", "--summary")
     assert code == 0
-    for word in ("actor_train", "step time", "tokens/s", "utilisation", "peak memory"):
+    for word in ("actor_train", "step time", "tokens/s", "utilisation", "peak memory", "the plan in the file"):
         assert word in out
     code, out, err = rpegc(case, "--search", "none", "--summary", "-o", "-")
     assert decode_stage(out.encode())[0].schema == "rpeg.executable"
@@ -442,6 +444,8 @@ def test_passes_are_listed_and_shown(rpegc: Rpegc) -> None:
     _, out, _ = rpegc("passes", "search")
     assert "budget" in out
     assert "rpeg 0" in out
+    for option in option_types(load_pass("search")):
+        assert f"`{option}`" in out
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
