@@ -357,7 +357,14 @@ def test_as_printed_forces_the_papers_form(rpegc: Rpegc, case: Path) -> None:
 def test_summary_is_for_people(rpegc: Rpegc, case: Path) -> None:
     code, out, _ = rpegc(case, "--search", "none", "--summary")
     assert code == 0
-    for word in ("actor_train", "step time", "tokens/s", "utilisation", "peak memory", "the plan in the file"):
+    for word in (
+        "actor_train",
+        "step time",
+        "tokens/s",
+        "utilisation",
+        "peak memory",
+        "the plan in the file",
+    ):
         assert word in out
     code, out, err = rpegc(case, "--search", "none", "--summary", "-o", "-")
     assert decode_stage(out.encode())[0].schema == "rpeg.executable"
