@@ -40,7 +40,7 @@ class CompileCommand(click.Command):
     help="How to find the plan; none takes the plan in the file.",
 )  # fmt: skip
 @click.option("--budget", type=click.IntRange(min=1),
-              help="Evaluations that the search may make; the heuristics' plans are scored in any case.")  # fmt: skip
+              help="Evaluations that the search may make; heuristics are always scored.")  # fmt: skip
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
               help="An extra cap on the search; results may then differ between runs.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the search.")
