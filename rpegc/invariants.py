@@ -68,8 +68,8 @@ def unsound(stage: Record) -> Iterator[str]:
         case Costed():
             yield from _costed(stage.configuration.problem, stage.nodes, stage.devices)
         case Scheduled():
-            yield from _costed(stage.configuration.problem, stage.nodes, stage.devices)
-            yield from _scheduled(stage)
+            found = list(_costed(stage.configuration.problem, stage.nodes, stage.devices))
+            yield from found or _scheduled(stage)
         case Executable():
             yield from _template(stage.problem, stage.template)
 
@@ -85,7 +85,10 @@ def _configuration_of(stage: Record) -> Iterator[str]:
 def _configuration(problem: Problem, plan: Mapping[str, Placement]) -> Iterator[str]:
     if problem.search is not None or problem.plan:
         yield "a configuration's problem still has a search space or a partial plan"
-    yield from (f"{d.code}: {d.message}" for d in verify(problem))
+    found = verify(problem)
+    if found:
+        yield from (f"{d.code}: {d.message}" for d in found)
+        return
     vertices = {v.name: v for v in problem.graph.vertices}
     for name in sorted({v.name for v in vertices.values() if v.model is not None} - plan.keys()):
         yield f"`{name}` has no placement"

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ir_schema.diagnostics import DiagnosticError
 from ir_schema.envelope import encode_stage
 from ir_schema.problem import Edge
 from ir_schema.stages import Configuration, Lowered, Scheduled
@@ -18,7 +19,10 @@ from passes.cost import cost
 from passes.lower import lower
 from passes.schedule import schedule
 from passes.unroll import unroll
+from passes.verify import Verify
+from rpegc import invariants
 from rpegc.cli.group import run
+from rpegc.frontend import load
 from tests.rpegc.conftest import CASES, case_problem, configured
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +61,7 @@ def assert_told(
 
 TEXT = (ROOT / "examples" / "ppo_tiny.rpeg").read_text()
 CASE = sorted((CASES / "decided").glob("01*.json"))[0].read_text()
+PROBLEM = {k: v for k, v in json.loads(CASE).items() if k not in ("fields", "expected")}
 FILES = {
     "empty": b"",
     "zeros": bytes(1000),
@@ -194,6 +199,51 @@ def test_unsound_stages_are_refused(
     assert "error[E905]" in assert_told(capfd, "diff", "stage.json", "stage.json", codes=(2,))
 
 
+# One value at a time --------------------------------------------------------------------------------------
+
+VALUES = (None, -1, "zz", [], 10**19)
+
+
+def paths(raw: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if above:
+        yield above
+    inside = raw.items() if isinstance(raw, dict) else enumerate(raw) if isinstance(raw, list) else ()
+    for key, value in inside:
+        yield from paths(value, (*above, key))
+
+
+def with_one_change(raw: Any) -> Iterator[Any]:
+    """`raw` with one of `VALUES` in every place, and with every place left out."""
+    for path in paths(raw):
+        for value in (*VALUES, "left out"):
+            changed = json.loads(json.dumps(raw))
+            at = changed
+            for key in path[:-1]:
+                at = at[key]
+            if value == "left out":
+                del at[path[-1]]
+            else:
+                at[path[-1]] = value
+            yield changed
+
+
+def test_every_value_of_a_problem_is_checked() -> None:
+    """Nothing but findings comes of a problem with one wrong value."""
+    accepted = 0
+    for raw in with_one_change(PROBLEM):
+        with contextlib.suppress(DiagnosticError):
+            Verify().run(load(json.dumps(raw).encode(), "input.json", ROOT).problem)
+            accepted += 1
+    assert accepted
+
+
+def test_every_value_of_a_stage_is_checked() -> None:
+    configuration = stages()[0]
+    for raw in with_one_change(json.loads(encode_stage(configuration))["body"]):
+        with contextlib.suppress(msgspec.ValidationError, ValueError):
+            list(invariants.unsound(msgspec.convert(raw, Configuration)))
+
+
 # Anything at all ------------------------------------------------------------------------------------------
 
 
@@ -267,9 +317,6 @@ def compile_whatever(name: str, content: str, folder: Path, capfd: pytest.Captur
 @given(text=edited(TEXT))
 def test_any_text(text: str, sandbox: Path, capfd: pytest.CaptureFixture[str]) -> None:
     compile_whatever("input.rpeg", text, sandbox, capfd)
-
-
-PROBLEM = {k: v for k, v in json.loads(CASE).items() if k not in ("fields", "expected")}
 
 
 @bounded
