@@ -16,10 +16,11 @@ from ir_schema.device import DeviceSpace
 from ir_schema.diagnostics import Diagnostic, DiagnosticError, Label, error
 from ir_schema.hardware import Hardware, Tiers
 from ir_schema.problem import Problem
+from passes.analysis import Analysis
 from passes.base import Pass
 from passes.cost import cost_model, model_for
 from passes.magnitudes import check_magnitudes
-from passes.wellformed import EDGE_LISTS, check
+from passes.wellformed import EDGE_LISTS, check, vocabularies
 
 
 def _known(code: str, kind: str, name: str, names: Iterable[str], path: str) -> Iterator[Diagnostic]:
@@ -305,12 +306,13 @@ def verify(problem: Problem) -> list[Diagnostic]:
 
 
 def warnings(problem: Problem) -> list[Diagnostic]:
-    """W301: weight containers of a verified problem that are far from the size of their model.
+    """What is odd in a verified problem but can be planned.
 
-    Sizes are the file's own and may stem from another way to count, so a factor of 2 passes.
+    W301: weight containers far from the size of their model (sizes are the file's own and may stem from
+    another way to count, so a factor of 2 passes); W302: tokens scored with another vocabulary.
     """
     model = model_for(problem)
-    found = []
+    found = list(vocabularies(Analysis(problem)))
     for i, c in enumerate(problem.graph.containers):
         if c.weights_of is None:
             continue

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import networkx as nx
 
-from ir_schema.diagnostics import Diagnostic, error
+from ir_schema.diagnostics import Diagnostic, Label, error
 from ir_schema.problem import Edge, Problem, Vertex
 from passes.analysis import Analysis
 
@@ -364,7 +364,10 @@ def weight_writers(a: Analysis) -> Iterator[Diagnostic]:
 
 
 def vocabularies(a: Analysis) -> Iterator[Diagnostic]:
-    """E223: a language model that scores generated tokens has the vocabulary they are of."""
+    """W302: a language model that scores generated tokens has another vocabulary than they are of.
+
+    A warning, since nothing that is planned depends on it; the runtime refuses such tokens.
+    """
     writers = {c: v for v in a.graph.vertices if v.role == "generation" for c in v.writes}
     for v in a.graph.vertices:
         if v.role != "inference" or v.model is None or not a.problem.models[v.model].has_lm_head:
@@ -375,12 +378,12 @@ def vocabularies(a: Analysis) -> Iterator[Diagnostic]:
                 continue
             own, other = (a.problem.models[m].vocabulary for m in (v.model, model))
             if own != other:
-                yield error(
-                    "E223",
-                    f"`{v.name}` scores tokens of `{model}`, which has {other}, with `{v.model}`, "
+                yield Diagnostic(
+                    code="W302",
+                    severity="warning",
+                    message=f"`{v.name}` scores tokens of `{model}`, which has {other}, with `{v.model}`, "
                     f"which has {own}",
-                    f"models.{v.model}.vocabulary",
-                    _vertex(a, v.name),
+                    labels=(Label(path=f"models.{v.model}.vocabulary"), Label(path=_vertex(a, v.name))),
                     help="use models of one vocabulary: probabilities of tokens cannot be compared otherwise",
                 )
 
@@ -399,7 +402,6 @@ RULES: tuple[Rule, ...] = (
     staleness,
     cycles,
     ancestors,
-    vocabularies,
 )
 
 

@@ -91,7 +91,6 @@ BREAKS = {
     "E222": lambda p: graph(
         vertex(p, "reward_inf", writes=("r", "W_ref")), inputs=tuple(c for c in G.inputs if c != "W_ref")
     ),
-    "E223": lambda p: replace(p, models={**p.models, "ref": replace(p.models["ref"], vocabulary=32128)}),
     "E301": lambda p: replace(p, options=replace(p.options, cost_model="papre")),
     "E303": lambda p: workload(p, prompts=0),
     "E304": lambda p: workload(p, length_quantiles=((0.5, 96), (0.5, 192), (1.0, 384))),
@@ -165,10 +164,13 @@ def test_hardware_numbers_that_no_machine_has(hardware):
     assert findings[0].labels[0].path.startswith(f"hardware.{next(iter(hardware))}")
 
 
-def test_only_language_models_that_score_share_the_vocabulary():
+def test_another_vocabulary_of_a_language_model_that_scores_is_told():
     models = {m: replace(s, vocabulary=s.vocabulary + (s.head == "scalar")) for m, s in BASE.models.items()}
     assert models != BASE.models
-    assert verify(replace(BASE, models=models)) == []
+    assert warnings(replace(BASE, models=models)) == []
+    other = replace(BASE, models={**BASE.models, "ref": replace(BASE.models["ref"], vocabulary=32128)})
+    assert verify(other) == []
+    assert [(d.code, d.severity) for d in warnings(other)] == [("W302", "warning")]
 
 
 @pytest.mark.parametrize(
