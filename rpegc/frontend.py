@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 
 from ir_schema.base import Head
-from ir_schema.diagnostics import DiagnosticError, SourceMap, Span, error
+from ir_schema.diagnostics import Diagnostic, DiagnosticError, SourceMap, Span, error
 from ir_schema.envelope import decode_stage, pretty
 from ir_schema.hardware import Hardware
 from ir_schema.model import ModelSpec
 from ir_schema.problem import Problem
 from rpegc import presets
-from rpegc.diagnostics.source import Source
+from rpegc.diagnostics.source import Source, locate
 from rpegc.text.compose import compose
 from rpegc.text.convert import Rejected
 from rpegc.text.elaborate import elaborate
@@ -79,13 +79,23 @@ def format_text(data: bytes, filename: str, *, expand: bool = False) -> str:
     """
     text = _decode(data)
     if _is_json(text):
-        return print_file(compose(_load_json(data, text, filename, {}).problem))
+        loaded = _load_json(data, text, filename, {})
+        try:
+            return print_file(compose(loaded.problem))
+        except DiagnosticError as exc:
+            raise DiagnosticError(_placed(d, loaded.source_map) for d in exc.diagnostics) from exc
     file = parse(text)
     if expand:
         file, found = presets.expand(file)
         if found:
             raise DiagnosticError(found)
     return print_file(file)
+
+
+def _placed(found: Diagnostic, source_map: SourceMap) -> Diagnostic:
+    """`found` with the spans of its labels, for a caller that has no source map."""
+    labels = (msgspec.structs.replace(x, span=x.span or locate(x.path, source_map)) for x in found.labels)
+    return msgspec.structs.replace(found, labels=tuple(labels))
 
 
 def format_json(data: bytes, filename: str, directory: Path) -> bytes:
