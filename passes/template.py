@@ -1,9 +1,9 @@
 """The template of a lowered graph: one step's nodes, edges labelled with their step distance.
 
 The unrolled graph is periodic, so a template and a number of steps say the same as the lowered graph
-over that many steps (`instantiate(fold(lowered), K)` equals lowering over K steps). What is not periodic
-at the borders is kept as `first_step` (version 0 needs no transfer, the first ring waits do not exist)
-and `lookahead` (an installation without a consumer in the run does not exist).
+over that many steps. What is not periodic at the borders is kept as `first_step` (version 0 needs no
+transfer, the first ring waits do not exist) and `lookahead` (an installation without a consumer in the
+run does not exist).
 """
 
 from collections import defaultdict
@@ -87,16 +87,3 @@ def _template_node(index: int, seen: _Seen, steps: int, present: list[set[int]])
         lookahead=steps - 1 - last,
         edges=tuple(edges),
     )
-
-
-def instantiate(template: Sequence[TemplateNode], steps: int) -> dict[tuple[int, int], set[tuple[int, int]]]:
-    """Predecessors, as (template id, step), of every node that exists in a run of `steps` steps."""
-    exists = {(t.id, k) for t in template for k in range(t.first_step, steps) if k + t.lookahead < steps}
-    return {
-        (i, k): {
-            (e.source, k - e.distance)
-            for e in template[i].edges
-            if k >= e.first_step and (e.source, k - e.distance) in exists
-        }
-        for i, k in exists
-    }

@@ -17,7 +17,7 @@ from passes.schedule import (
     successors_of,
     topological,
 )
-from passes.template import fold, horizon, instantiate
+from passes.template import fold, horizon
 from passes.unroll import unroll
 from passes.verify import verify
 from tests.strategies import configurations, problems
@@ -143,6 +143,19 @@ def critical_path_length(nodes) -> int:
     for x in topological(nodes, successors_of(nodes)):
         finish[x] = nodes[x].time_ns + max((finish[p] for p in nodes[x].predecessors), default=0)
     return max(finish)
+
+
+def instantiate(template, steps):
+    """Predecessors, as (template id, step), of every node that exists in a run of `steps` steps."""
+    exists = {(t.id, k) for t in template for k in range(t.first_step, steps) if k + t.lookahead < steps}
+    return {
+        (i, k): {
+            (e.source, k - e.distance)
+            for e in template[i].edges
+            if k >= e.first_step and (e.source, k - e.distance) in exists
+        }
+        for i, k in exists
+    }
 
 
 @relaxed
