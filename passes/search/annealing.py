@@ -115,7 +115,7 @@ class Annealing:
     def _critical(self, plan: Plan) -> dict[str, int]:
         key = self.space.key(plan)
         if self._weights is None or self._weights[0] != key:
-            self._weights = (key, self.space.evaluator.critical_time(plan))
+            self._weights = (key, self.space.evaluator.critical_times(plan))
         return self._weights[1]
 
     def _pair_moves(self, plan: Plan) -> list[Plan] | None:

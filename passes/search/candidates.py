@@ -5,6 +5,7 @@ are computed once per shape, and candidates are kept as shapes with their origin
 estimated time, then (P_t, P_p, P_d, mb, waves), then origin: the order in which ties are broken.
 """
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from ir_schema.device import Allocation, Coordinate
 from ir_schema.problem import PartialPlacement, Placement
@@ -45,11 +48,30 @@ class Shape:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of `vertex`: shapes in order and the origins of each extent."""
+    """The candidates of `vertex`: shapes in order and the origins of each extent.
+
+    In numbers, those of the evaluator they are bound to: `numbers` are the shapes' numbers in order, `starts`
+    the first GPUs (in the flattened device space) of allocations by their number of GPUs, in order.
+    """
 
     vertex: str
     shapes: tuple[Shape, ...]
     origins: dict[Extent, tuple[Coordinate, ...]]
+    numbers: NDArray[np.int64]
+    starts: dict[int, NDArray[np.int64]]
+
+    def bound(self, evaluator: Evaluator) -> "Candidates":
+        """The same candidates with the numbers of `evaluator`."""
+        vertex = evaluator.placed.index(self.vertex)
+        numbers = [evaluator.shape(vertex, s.placement) for s in self.shapes]
+        return dataclasses.replace(self, numbers=np.array(numbers, dtype=np.int64))
+
+    def on(self, gpus: int) -> "Candidates":
+        """Those on `gpus` GPUs."""
+        chosen = [i for i, s in enumerate(self.shapes) if s.gpus == gpus]
+        return dataclasses.replace(
+            self, shapes=tuple(self.shapes[i] for i in chosen), numbers=self.numbers[chosen]
+        )
 
     def __len__(self) -> int:
         return sum(len(self.origins[s.placement.extent]) for s in self.shapes)
@@ -134,7 +156,16 @@ class Enumeration:
         shapes = _worth_spreading(sorted(self._shapes(), key=lambda s: s.key))
         extents = {s.placement.extent for s in shapes}
         origins = {extent: self._origins[extent] for extent in extents}
-        return Candidates(self.rules.vertex.name, tuple(shapes), origins)
+        _, nodes, per_node = self.rules.problem.device_space
+        starts = {
+            e[0] * e[1] * e[2]: np.array(
+                [(r * nodes + n) * per_node + g for r, n, g in found], dtype=np.int64
+            )
+            for e, found in origins.items()
+        }
+        name = self.rules.vertex.name
+        unbound = Candidates(name, tuple(shapes), origins, np.empty(0, dtype=np.int64), starts)
+        return unbound.bound(self.evaluator)
 
     def leanest(self) -> Placement | None:
         """Of the placements on most GPUs the one that needs least memory (of several the first in the order

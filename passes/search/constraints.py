@@ -11,7 +11,7 @@ pipeline that is the whole local batch, with one it is the smallest divisor that
 from dataclasses import dataclass
 from functools import cached_property
 
-from ir_schema.device import Allocation, Coordinate, size
+from ir_schema.device import Allocation, Coordinate, DeviceSpace, size
 from ir_schema.model import ModelSpec
 from ir_schema.problem import Problem, Vertex
 from passes.cost import cost_model
@@ -36,6 +36,16 @@ def excluded_mask(problem: Problem) -> int:
         r, n, g = map(int, name.split("."))
         mask |= gpu_mask(problem.device_space, Allocation(origin=(r, n, g), extent=(1, 1, 1)))
     return mask
+
+
+def extent_of(space: DeviceSpace, n: int) -> Extent:
+    """P7: the extent of an allocation of `n` GPUs."""
+    _, nodes, per_node = space
+    if n <= per_node:
+        return (1, 1, n)
+    if n <= nodes * per_node:
+        return (1, n // per_node, per_node)
+    return (n // (nodes * per_node), nodes, per_node)
 
 
 @dataclass(frozen=True)
@@ -131,12 +141,7 @@ class Rules:
 
     def extent_of(self, n: int) -> Extent:
         """P7: the extent of an allocation of `n` GPUs."""
-        _, nodes, per_node = self.problem.device_space
-        if n <= per_node:
-            return (1, 1, n)
-        if n <= nodes * per_node:
-            return (1, n // per_node, per_node)
-        return (n // (nodes * per_node), nodes, per_node)
+        return extent_of(self.problem.device_space, n)
 
     def extent(self, extent: Extent) -> str | None:
         """P7: the extent follows from its number of GPUs."""

@@ -7,10 +7,13 @@ in waves; so graphs are lowered once per pattern and kept as a `Skeleton`. And t
 depends on its shape, not on where it stands; so times are kept per operator and shape.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from ir_schema.base import Tier
 from ir_schema.device import Allocation, joint_tier, size
@@ -21,6 +24,7 @@ from passes.cost import Durations, model_for
 from passes.cost.base import nanoseconds
 from passes.lower import lower, published_bytes
 from passes.schedule import is_generation_phase, memory_limit, memory_penalty, raw_score, topological
+from passes.search.constraints import extent_of
 from passes.search.masks import gpu_mask
 from passes.search.skeleton import OP_BIT, Run, Skeleton, critical_path, list_schedule
 from passes.structure import Plan
@@ -48,6 +52,19 @@ class Evaluation:
         return memory_penalty(self.peak_bytes, self.limit_bytes)
 
 
+Row = NDArray[np.int64]
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Figures of N plans, int64[N] each: makespan [ns], reserved GPU-time [GPU ns], largest peak [bytes]."""
+
+    makespan_ns: NDArray[np.int64]
+    busy: NDArray[np.int64]
+    peak_bytes: NDArray[np.int64]
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """A placement with numbers that stand for its allocation, for allocation and layout, and for its shape
@@ -65,14 +82,17 @@ class _Place:
 class Evaluator:
     """Evaluates plans of one problem whose structural choices are made."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, threads: int = 1) -> None:
         self.problem = problem
+        self.threads = threads
         self.analysis = Analysis(problem)
         self.model = model_for(problem)
         self.durations = Durations(self.model, self.analysis)
         self.limit_bytes = memory_limit(problem)
         self.placed = tuple(v.name for v in problem.graph.vertices if v.model is not None)
-        self._gpus = size(problem.device_space)
+        self.gpus = size(problem.device_space)
+        self._shapes: list[dict[Placement, int]] = [{} for _ in self.placed]
+        self._listed: list[list[Placement]] = [[] for _ in self.placed]
         self._number = {v: i for i, v in enumerate(self.placed)}
         self._unrolled: Unrolled = unroll(Configuration(problem=problem, plan={}))
         self._tested = self._tested_pairs()
@@ -83,7 +103,7 @@ class Evaluator:
         self._weights = {c.weights_of: c.payload_bytes for c in problem.graph.containers}
         self._places: dict[Placement, _Place] = {}
         self._ids: dict[object, int] = {}
-        self._everywhere = (1 << self._gpus) - 1
+        self._everywhere = (1 << self.gpus) - 1
         self._tiers: dict[tuple[int, int], Tier] = {}
         self._skeletons: dict[object, Skeleton] = {}
         self._times: dict[object, int] = {}
@@ -104,6 +124,70 @@ class Evaluator:
             if u.model is not None and u.model == v.model and u.name < v.name
         }
         return sorted((self._number[u], self._number[v]) for u, v in pairs)
+
+    # Plans as rows of numbers -------------------------------------------------------------------------
+
+    def shape(self, vertex: int, placement: Placement) -> int:
+        """The number of the placement's shape (its size, layout, microbatches and waves) among those of
+        vertex number `vertex`; a new shape gets the next number.
+
+        Raises ValueError unless the placement is an interval of the flattened device space whose extent
+        follows from its size (P7).
+        """
+        extent = extent_of(self.problem.device_space, placement.allocation.gpus)
+        if placement.extent != extent or not placement.allocation.fits(self.problem.device_space):
+            raise ValueError(
+                f"extent {placement.extent} at {placement.origin} violates P7; expected {extent}"
+            )
+        known, listed = self._shapes[vertex], self._listed[vertex]
+        key = msgspec.structs.replace(placement, origin=(0, 0, 0))
+        number = known.setdefault(key, len(listed))
+        if number == len(listed):
+            listed.append(key)
+        return number
+
+    def sizes(self, vertex: int) -> NDArray[np.int64]:
+        """Numbers of GPUs by shape number."""
+        return np.array([p.allocation.gpus for p in self._listed[vertex]], dtype=np.int64)
+
+    def row(self, plan: Plan) -> Row:
+        """The plan in numbers, (V, 2): shape number and first GPU of each placed vertex. Raises ValueError
+        as `shape` does."""
+        _, nodes, per_node = self.problem.device_space
+        found = np.empty((len(self.placed), 2), dtype=np.int64)
+        for i, v in enumerate(self.placed):
+            rack, node, gpu = plan[v].origin
+            found[i] = self.shape(i, plan[v]), (rack * nodes + node) * per_node + gpu
+        return found
+
+    def plan(self, row: Row) -> Plan:
+        """The plan that `row` stands for."""
+        _, nodes, per_node = self.problem.device_space
+        plan = {}
+        for i, (shape, first) in enumerate(row.tolist()):
+            node, gpu = divmod(first, per_node)
+            origin = (*divmod(node, nodes), gpu)
+            plan[self.placed[i]] = msgspec.structs.replace(self._listed[i][shape], origin=origin)
+        return plan
+
+    def evaluate_rows(self, rows: Rows) -> Batch:
+        """Figures of the plans `rows`, (N, V, 2)."""
+        figures = np.zeros((3, len(rows)), dtype=np.int64)
+        for i, row in enumerate(rows):
+            plan = self.plan(row)
+            places, skeleton, nodes = self._lowered(plan)
+            run = self._schedule(plan, places, skeleton, nodes)
+            busy = [d * places[p].gpus for d, p in zip(run.duration, skeleton.place, strict=True) if p >= 0]
+            figures[:, i] = max(run.finish, default=0), sum(busy), self._peak(plan, nodes)
+        return Batch(*figures)
+
+    def keys(self, rows: Rows) -> NDArray[np.uint64]:
+        """128 bits for each plan of `rows`, (N, 2): equal for plans that differ only in where they stand."""
+        found = np.empty((len(rows), 2), dtype=np.uint64)
+        for i, row in enumerate(rows):
+            text = repr(self.canonical(self.plan(row))).encode()
+            found[i] = np.frombuffer(hashlib.blake2b(text, digest_size=16).digest(), dtype=np.uint64)
+        return found
 
     # Numbers that stand for parts of a plan ----------------------------------------------------------
 
@@ -260,7 +344,7 @@ class Evaluator:
         return Evaluation(
             makespan_ns=makespan,
             score=raw_score(self.problem, makespan),
-            utilisation=busy / (self._gpus * makespan) if makespan else 0.0,
+            utilisation=busy / (self.gpus * makespan) if makespan else 0.0,
             peak_bytes=self._peak(plan, nodes),
             limit_bytes=self.limit_bytes,
         )
@@ -311,8 +395,13 @@ class Evaluator:
         conflicts = [[j for j, b in enumerate(distinct) if a.mask & b.mask] for a in distinct]
         return groups, conflicts
 
-    def operator_ns(self, vertex: str, placement: Placement) -> int:
+    def _named(self, vertex: int | str, shape: int | Placement) -> tuple[str, Placement]:
+        name = vertex if isinstance(vertex, str) else self.placed[vertex]
+        return name, shape if isinstance(shape, Placement) else self._listed[self._number[name]][shape]
+
+    def operator_ns(self, vertex: int | str, shape: int | Placement) -> int:
         """Estimated time T_op [ns] of `vertex` alone and whole."""
+        vertex, placement = self._named(vertex, shape)
         key = (vertex, "whole", self._place(placement).shape)
         known = self._times.get(key)
         if known is None:
@@ -320,8 +409,9 @@ class Evaluator:
             known = self._times[key] = nanoseconds(parts)
         return known
 
-    def least_ns(self, vertex: str, placement: Placement) -> int:
+    def least_ns(self, vertex: int | str, shape: int | Placement) -> int:
         """A lower bound [ns] on the time for which one step of `vertex` occupies its GPUs, in any plan."""
+        vertex, placement = self._named(vertex, shape)
         options = self.problem.options
         if options.fuse is not None and vertex in options.fuse:
             return 0
@@ -337,8 +427,13 @@ class Evaluator:
             self._times[key] = known
         return min(whole, known)
 
-    def critical_time(self, plan: Plan) -> dict[str, int]:
+    def critical_time(self, row: Row) -> NDArray[np.int64]:
         """Time [ns] that each placed vertex, with the transfers made for it, has on the critical path."""
+        weights = self.critical_times(self.plan(row))
+        return np.array([weights[v] for v in self.placed], dtype=np.int64)
+
+    def critical_times(self, plan: Plan) -> dict[str, int]:
+        """`critical_time` of a plan by name."""
         run = self.run(plan)
         weights = dict.fromkeys(self.placed, 0)
         for x in critical_path(run):

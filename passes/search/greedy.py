@@ -8,8 +8,7 @@ from passes.structure import Plan
 
 def widest(candidates: Candidates) -> Candidates:
     """The candidates on all GPUs; where none is legal there, on as many as possible."""
-    shapes = candidates.by_size[candidates.sizes[-1]]
-    return Candidates(candidates.vertex, shapes, candidates.origins)
+    return candidates.on(candidates.sizes[-1])
 
 
 def greedy(space: Space) -> Plan:

@@ -73,6 +73,7 @@ def build(
             )
             enumerated = enumeration.candidates()
             known[identity] = enumerated, [] if len(enumerated) else explain(enumeration)
-        candidates[v.name], reasons = known[identity]
+        unbound, reasons = known[identity]
+        candidates[v.name] = unbound.bound(evaluator)
         found += reasons
     return Space(index, structure, problem, evaluator, candidates), found
