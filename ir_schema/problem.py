@@ -177,7 +177,8 @@ class SearchSpace(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     `share` lists pairs (policy model, value model) to be merged into one shared actor-critic, or None
     for no sharing; `fuse` lists pairs of training vertices, or None; `exclude` lists GPUs ("r.n.g")
-    that may not be used.
+    that may not be used. `warm_start` is a plan of every vertex that has one, by name: the search starts
+    from it in every structure that has exactly these vertices.
     """
 
     staleness: dict[str, tuple[int, ...]] = {}
@@ -186,6 +187,7 @@ class SearchSpace(Record, frozen=True, kw_only=True, omit_defaults=True):
     split: tuple[Split, ...] = ()
     objective: Objective = "throughput"
     exclude: tuple[str, ...] = ()
+    warm_start: dict[str, Placement] = {}
 
 
 class Optimizer(Record, frozen=True, kw_only=True, omit_defaults=True):

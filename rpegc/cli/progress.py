@@ -77,10 +77,12 @@ def improvement(p: Progress) -> str:
 
 
 def live(p: Progress) -> str:
-    """The state of the search: evaluations, the best plan, rate and time left."""
-    left = f", {max(0, p.budget - p.evaluations) / p.rate:.0f} s left" if p.rate else ""
+    """The state of the search: time left, the best plan, its gap, evaluations and their rate."""
+    left = "" if p.seconds_left is None else f"{p.seconds_left:.0f} s left, "
+    gap = "" if p.gap is None else f", at most {100 * p.gap:.1f} % to gain"
+    of = "" if p.budget is None else f" of {p.budget}"
     where = f" in structure {p.structure} of {p.structures}" if p.structures > 1 else ""
-    return f"{p.method}: {p.evaluations} of {p.budget} evaluations{where}, {best(p)}, {p.rate:.0f}/s{left}"
+    return f"{p.method}: {left}{best(p)}{gap}, {p.evaluations}{of} evaluations{where}, {p.rate:.0f}/s"
 
 
 def best(p: Progress) -> str:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,10 +40,27 @@ def test_what_is_said() -> None:
     assert improvement(PROGRESS) == (
         "after 500 evaluations: score 1200 (+20.0 % over greedy, +9.1 % over concurrent)"
     )
-    assert live(PROGRESS).startswith("sa: 500 of 2000 evaluations in structure 2 of 4, score 1200 (")
-    assert live(PROGRESS).endswith("250/s, 6 s left")
-    nothing = Progress(**{**PROGRESS.__dict__, "best": 0.0})
-    assert best(nothing) == "no plan fits yet"
+    assert live(PROGRESS) == (
+        "sa: 6 s left, score 1200 (+20.0 % over greedy, +9.1 % over concurrent), "
+        "500 of 2000 evaluations in structure 2 of 4, 250/s"
+    )
+    assert best(replace(PROGRESS, best=0.0)) == "no plan fits yet"
+
+
+def test_a_search_by_time_tells_the_time_left_and_the_gap() -> None:
+    timed = replace(PROGRESS, budget=None, time_limit=10.0, step_s=4.0, lower_bound_s=3.0, structures=1)
+    assert live(timed) == (
+        "sa: 8 s left, score 1200 (+20.0 % over greedy, +9.1 % over concurrent), at most 25.0 % to gain, "
+        "500 evaluations, 250/s"
+    )
+
+
+def test_what_is_nearer_ends_the_search() -> None:
+    assert PROGRESS.seconds_left == 6
+    assert replace(PROGRESS, time_limit=5.0).seconds_left == 3
+    assert replace(PROGRESS, time_limit=60.0).seconds_left == 6
+    assert replace(PROGRESS, time_limit=1.0).seconds_left == 0
+    assert replace(PROGRESS, budget=None).seconds_left is None
 
 
 def test_only_improvements_are_told_away_from_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
