@@ -29,6 +29,7 @@ from passes.search.polish import polish
 from passes.search.progress import WATCH, Progress, Watch
 from passes.search.space import Enumerated, Space, build
 from passes.search.structures import structures
+from passes.search.warm_start import warm_start_errors
 from passes.structure import Plan, fusion_obstacle
 
 __all__ = ["WATCH", "Progress", "Search", "Watch", "legal"]
@@ -104,7 +105,7 @@ class Search(Pass[Problem, Configuration]):
         """The best configuration found.
 
         Raises DiagnosticError E402 to E419 when the plan in the file breaks a constraint or leaves nothing
-        to choose from, E420 and E421 when nothing fits in memory, E430 to E434 for impossible choices.
+        to choose from, E420 and E421 when nothing fits in memory, E430 to E436 for impossible choices.
         """
         if self.method == "none":
             return take(stage)
@@ -136,6 +137,9 @@ class Search(Pass[Problem, Configuration]):
         known: dict[object, Enumerated] = {}
         excluded = excluded_mask(problem)
         found = structures(problem, splitting=not self.no_splitting, asynchrony=not self.no_asynchrony)
+        wrong = warm_start_errors(problem, found)
+        if wrong:
+            raise DiagnosticError(wrong)
         for structure, chosen in found:
             space, reasons = build(
                 len(spaces),

@@ -7,10 +7,11 @@ from passes.search.constraints import Rules, excluded_mask
 from passes.search.evaluator import Evaluator
 from passes.search.legality import explain, host_plans
 from passes.search.structures import structures
+from passes.search.warm_start import warm_start_errors
 
 
 def check_choices(problem: Problem) -> list[Diagnostic]:
-    """E402 to E434, without E420 and E421: what is wrong with the plan in the file and with the search space.
+    """E402 to E436, without E420 and E421: what is wrong with the plan in the file and with the search space.
 
     `problem` is verified. Memory is not asked, so nothing is said of plans that are too large. As in a
     search, one structure that leaves every vertex a legal placement is enough.
@@ -22,6 +23,9 @@ def check_choices(problem: Problem) -> list[Diagnostic]:
         chosen = structures(problem)
     except DiagnosticError as exc:
         return list(exc.diagnostics)
+    found = warm_start_errors(problem, chosen)
+    if found:
+        return found
     excluded = excluded_mask(problem)
     first: list[Diagnostic] = []
     for _, structure in chosen:

@@ -40,6 +40,44 @@ REFUSED = {
 }
 
 
+def started(configuration, changes=None, **search):
+    """The problem of a configuration, starting from its plan with some placements changed."""
+    plan = {**configuration.plan, **(changes or {})}
+    return replace(configuration.problem, search=SearchSpace(warm_start=plan, **search))
+
+
+def moved(configuration, vertex, **fields):
+    return started(configuration, {vertex: replace(configuration.plan[vertex], **fields)})
+
+
+WARM = {
+    "of another graph": (lambda c: started(c, {"other": c.plan["ref_inf"]}), "E435"),
+    "on GPUs beyond the cluster": (lambda c: moved(c, "ref_inf", origin=(0, 99, 0)), "E417"),
+    "with too many microbatches": (lambda c: moved(c, "actor_train", microbatches=10**5), "E414"),
+    "on excluded GPUs": (lambda c: started(c, exclude=("0.0.0",)), "E418"),
+    "contradicting what is fixed": (
+        lambda c: replace(started(c), plan={"ref_inf": PartialPlacement(waves=2)}),
+        "E436",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WARM)
+def test_a_warm_start_that_cannot_be_one_is_refused(name):
+    change, code = WARM[name]
+    problem = change(case("05"))
+    found = check_choices(problem)
+    assert {d.code for d in found} == {code}
+    assert "warm start" in found[0].message
+    with pytest.raises(DiagnosticError) as caught:
+        Search(method="greedy").run(problem)
+    assert list(caught.value.diagnostics) == found
+
+
+def test_a_legal_warm_start_is_no_finding():
+    assert check_choices(started(case("05"))) == []
+
+
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("cost_model", ["paper", "megatron"])
 def test_impossible_choices_are_found_as_the_search_finds_them(name, cost_model):
