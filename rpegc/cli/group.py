@@ -15,6 +15,7 @@ from rpegc.cli.model import model_command
 from rpegc.cli.report import report_command
 from rpegc.cli.source import check_command, fmt_command
 from rpegc.cli.tool import completion_command, explain_command, passes_command
+from rpegc.cli.whatif import whatif_command
 from rpegc.diagnostics import FORMATS
 from rpegc.failure import EXIT_INTERRUPTED, EXIT_OK, usage_error
 from rpegc.stagefiles import lost_output
@@ -25,6 +26,7 @@ COMMANDS = (
     diff_command,
     dump_command,
     report_command,
+    whatif_command,
     explain_command,
     passes_command,
     schema_command,

@@ -1,0 +1,70 @@
+"""What `rpegc whatif` finds out; the object that `--json` prints. All figures are predicted."""
+
+from typing import Literal, get_args
+
+from ir_schema.base import Record
+from ir_schema.problem import Placement
+
+Kind = Literal[
+    "search",
+    "operator",
+    "staleness",
+    "sharing",
+    "fusion",
+    "splitting",
+    "nodes",
+    "network",
+    "memory",
+    "responses",
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+How = Literal["same plan", "one move", "re-planned"]
+
+
+class Figures(Record, frozen=True, kw_only=True):
+    """A plan's figures; `gain_percent` is the change of `tokens_per_s` from the plan that was given."""
+
+    gpus: int
+    step_time_s: float
+    tokens_per_s: float
+    gain_percent: float
+    gpu_hours_per_million_tokens: float
+    peak_memory_bytes: int
+    memory_limit_bytes: int
+    fits: bool
+
+
+class Effect(Record, frozen=True, kw_only=True):
+    """What one change would buy.
+
+    `same_plan` are the figures with every operator left as it is, None where the change forbids that;
+    `best` those of the best plan known after the change, which is `plan`, got in the way that `how` says;
+    None where no plan is known. `changes_training`: another algorithm or workload is run, so what is learned
+    changes too.
+    """
+
+    kind: Kind
+    change: str
+    changes_training: bool
+    same_plan: Figures | None
+    best: Figures | None
+    how: How | None
+    plan: dict[str, Placement]
+    notes: tuple[str, ...] = ()
+
+
+class WhatIf(Record, frozen=True, kw_only=True):
+    """The given stage, its figures, and the effects: those that fit in memory first, by falling gain.
+
+    `budget` is the number of evaluations of each search, 0 for none; `left_out` says which changes this
+    problem does not admit, and why.
+    """
+
+    name: str
+    stage: str
+    stage_id: str
+    base: Figures
+    budget: int
+    effects: tuple[Effect, ...]
+    left_out: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()

@@ -1,0 +1,81 @@
+"""Effects as a table to read and as a plot."""
+
+from typing import Any
+
+from rpegc.plots import write_plot
+from rpegc.table import duration, indent, size, table
+from rpegc.whatif.data import Effect, Figures, WhatIf
+
+MARK = "*"
+
+
+def render(found: WhatIf) -> str:
+    """The base, then one line per change: its figures, its gain with the plan kept and with the best plan."""
+    base = found.base
+    lines = [
+        f"{found.name}: {found.stage} {found.stage_id[:12]}",
+        indent(
+            f"{duration(base.step_time_s)} per step, {base.tokens_per_s:.5g} tokens/s on {base.gpus} GPUs, "
+            f"{base.gpu_hours_per_million_tokens:.4g} GPU-hours per million tokens, "
+            f"peak {size(base.peak_memory_bytes)} of {size(base.memory_limit_bytes)}{_misfit(base)}"
+        ),
+        "",
+    ]
+    header = ("change", "step", "tokens/s", "gain", "same plan", "GPU-h/Mtok", "peak", "how")
+    rows = [_row(effect) for effect in found.effects]
+    lines.append(table(header, rows, right=(1, 2, 3, 4, 5, 6)) if rows else "there is nothing to change")
+    if any(effect.changes_training for effect in found.effects):
+        lines += ["", f"{MARK} changes what is learned or from what, not only how fast"]
+    lines += [f"note: {note}" for effect in found.effects for note in effect.notes]
+    lines += [f"left out: {text}" for text in found.left_out]
+    return "\n".join(lines)
+
+
+def _row(effect: Effect) -> tuple[str, ...]:
+    name = effect.change + (f" {MARK}" if effect.changes_training else "")
+    same = "-" if effect.same_plan is None else _gain(effect.same_plan)
+    best = effect.best
+    if best is None:
+        return name, "-", "-", "-", same, "-", "-", "no plan"
+    return (
+        name,
+        duration(best.step_time_s),
+        f"{best.tokens_per_s:.5g}",
+        _gain(best),
+        same,
+        f"{best.gpu_hours_per_million_tokens:.4g}",
+        size(best.peak_memory_bytes),
+        f"{effect.how}{_misfit(best)}",
+    )
+
+
+def _gain(figures: Figures) -> str:
+    return f"{figures.gain_percent:+.1f} %"
+
+
+def _misfit(figures: Figures) -> str:
+    return "" if figures.fits else ", does not fit"
+
+
+def plot(found: WhatIf, name: str) -> None:
+    """Write bars of the gains, with the plan kept and with the best plan, to file `name`; plans that do not
+    fit are hatched. Raises UsageFailure E936 and E912."""
+    shown = [effect for effect in reversed(found.effects) if effect.best is not None]
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for place, effect in enumerate(shown):
+            for drawn, height, colour in (
+                (effect.best, 0.8, "tab:blue"),
+                (effect.same_plan, 0.35, "tab:orange"),
+            ):
+                if drawn is not None:
+                    hatch = None if drawn.fits else "///"
+                    axes.barh(place, drawn.gain_percent, height, color=colour, hatch=hatch, alpha=0.8)
+        names = [e.change + (f" {MARK}" if e.changes_training else "") for e in shown]
+        axes.set_yticks(range(len(shown)), names, fontsize="small")
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.set_xlabel("change in tokens/s [%]: best plan (blue), same plan (orange)")
+        axes.set_title(f"{found.name}: {found.base.tokens_per_s:.5g} tokens/s, predicted")
+
+    write_plot(name, draw, inches=(10.0, 1.5 + 0.3 * len(shown)))

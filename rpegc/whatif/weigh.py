@@ -1,0 +1,130 @@
+"""What a change is worth: the present plan under it, and the plan that a search finds for it."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+from ir_schema.device import size
+from ir_schema.diagnostics import DiagnosticError
+from ir_schema.problem import PartialPlacement, Placement, Problem, SearchSpace
+from ir_schema.stages import Configuration, Score
+from passes.evaluate import evaluate
+from passes.search import Search
+from passes.search.candidates import Enumeration
+from passes.search.constraints import Rules
+from passes.search.evaluator import Evaluator
+from passes.search.legality import legal
+from passes.structure import Plan
+from rpegc.dump import placement_text
+from rpegc.whatif.changes import Change
+from rpegc.whatif.data import Effect, Figures, How
+
+
+def figures(score: Score, problem: Problem, base: Figures | None = None) -> Figures:
+    """A score in the figures that are compared, its gain that over `base` (None: it is the base itself)."""
+    tokens = score.tokens_per_s * score.step_time_s
+    before = score.tokens_per_s if base is None else base.tokens_per_s
+    return Figures(
+        gpus=size(problem.device_space),
+        step_time_s=score.step_time_s,
+        tokens_per_s=score.tokens_per_s,
+        gain_percent=100 * (score.tokens_per_s / before - 1) if before else 0.0,
+        gpu_hours_per_million_tokens=1e6 * score.gpu_hours_per_step / tokens if tokens else 0.0,
+        peak_memory_bytes=score.max_peak_bytes,
+        memory_limit_bytes=score.memory_limit_bytes,
+        fits=score.memory_feasible,
+    )
+
+
+def weigh(change: Change, plans: Sequence[Plan], budget: int, base: Figures) -> Effect:
+    """The effect of `change`: of `plans`, the present one first, those that stay legal, and what a search of
+    `budget` evaluations (0: none) finds from the best of them."""
+    problem, notes = change.problem, change.notes
+    carried = [change.carry(plan) for plan in plans]
+    known = [(p, _score(problem, p, base)) for p in carried if _legal(problem, p)]
+    same = known[0][1] if known and known[0][0] == carried[0] else None
+    if budget:
+        start = max(known, key=lambda found: _worth(found[1]))[0] if known else {}
+        # Splitting is a change of its own: the search keeps to what the problem says of it.
+        space = SearchSpace(split=(problem.options.split,), warm_start=start)
+        try:
+            found = Search(budget=budget).run(msgspec.structs.replace(problem, search=space)).plan
+            known.append((found, _score(problem, found, base)))
+        except DiagnosticError as exc:
+            notes += tuple(f"{change.text}: {d.message}" for d in exc.diagnostics)
+    plan, best = max(known, key=lambda found: _worth(found[1]), default=(dict[str, Placement](), None))
+    how: How = "same plan" if plan == carried[0] else "re-planned"
+    return Effect(
+        kind=change.kind,
+        change=change.text,
+        changes_training=change.changes_training,
+        same_plan=same,
+        best=best,
+        how=None if best is None else how,
+        plan=plan,
+        notes=notes,
+    )
+
+
+def _score(problem: Problem, plan: Plan, base: Figures) -> Figures:
+    return figures(evaluate(Configuration(problem=problem, plan=plan)), problem, base)
+
+
+def _worth(found: Figures) -> tuple[bool, float]:
+    """What makes one plan better than another: to fit, then to be faster."""
+    return found.fits, found.tokens_per_s
+
+
+def _legal(problem: Problem, plan: Plan) -> bool:
+    return not any(legal(problem, v, plan[v.name]) for v in problem.graph.vertices if v.model is not None)
+
+
+def moves(problem: Problem, plan: Plan, vertex: str, base: Figures) -> list[Effect]:
+    """The effects of giving `vertex` the best other allocation, and the best other layout where it stands,
+    everything else of `plan` being left as it is."""
+    evaluator = Evaluator(problem)
+    index = evaluator.placed.index(vertex)
+    rules = Rules(problem, evaluator.analysis.vertex[vertex], 0)
+    candidates = Enumeration(evaluator, rules, PartialPlacement()).candidates()
+    own = evaluator.row(plan)
+    rows = np.repeat(own[None], len(candidates), axis=0)
+    rows[:, index] = [
+        (number, start)
+        for number, shape in zip(candidates.numbers, candidates.shapes, strict=True)
+        for start in candidates.starts[shape.gpus]
+    ]
+    keys = evaluator.keys(np.concatenate([own[None], rows]))
+    rows = rows[(keys[1:] != keys[0]).any(axis=1)]  # what differs in its place alone is no change
+    batch = evaluator.evaluate_rows(rows)
+    fits = batch.peak_bytes <= evaluator.limit_bytes
+    order = np.lexsort((np.where(fits, batch.makespan_ns, batch.peak_bytes), ~fits))
+    gpus = evaluator.sizes(index)
+    stays = (rows[:, index, 1] == own[index, 1]) & (gpus[rows[:, index, 0]] == gpus[own[index, 0]])
+    effects = []
+    for what, chosen in (("moved", order[~stays[order]]), ("laid out anew", order[stays[order]])):
+        if len(chosen):
+            moved = evaluator.plan(rows[chosen[0]])
+            effects.append(_move(problem, plan | {vertex: moved[vertex]}, vertex, what, base))
+    return effects
+
+
+def _move(problem: Problem, plan: Plan, vertex: str, what: str, base: Figures) -> Effect:
+    text = f"{vertex} {what}: {placement_text(plan[vertex])}"
+    return Effect(
+        kind="operator",
+        change=text,
+        changes_training=False,
+        same_plan=None,
+        best=_score(problem, plan, base),
+        how="one move",
+        plan=plan,
+    )
+
+
+def by_gain(effects: Iterable[Effect]) -> list[Effect]:
+    """Those whose best plan fits first, then by falling gain; those without a plan last."""
+    return sorted(
+        effects,
+        key=lambda e: (e.best is None, not (e.best and e.best.fits), -(e.best.gain_percent if e.best else 0)),
+    )
