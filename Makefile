@@ -10,7 +10,9 @@ BUILD := build
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test test-all study lint fmt clean
+STUDIES := weak_scaling strong_scaling case_study ablations convergence stability
+
+.PHONY: run test test-all study learning lint fmt clean
 
 run: $(STAMP)
 	@mkdir -p $(BUILD)
@@ -24,8 +26,13 @@ test: $(STAMP)
 test-all: $(STAMP)
 	$(BIN)/python -m pytest
 
-# The learning study behind the curves in the repository (several seeds; takes long).
+# The predictions and searches of benchmarks/README.md (about 40 minutes on two cores).
 study: $(STAMP)
+	set -e; for name in $(STUDIES); do $(BIN)/python -m benchmarks.$$name; done
+	$(BIN)/python -m benchmarks.summary
+
+# The learning study behind the curves in the repository (several seeds; takes long).
+learning: $(STAMP)
 	$(BIN)/python benchmarks/learning/study.py
 
 lint: $(STAMP)

@@ -26,7 +26,8 @@ ARCHITECTURE = {
     13: 'arch = "llama-2-13b"',
     34: 'arch = "codellama-34b"',
     70: 'arch = "llama-2-70b"',
-    175: "layers = 96, hidden = 12288, ffn = 49152, vocabulary = 50257, attention_heads = 96",
+    175: "layers = 96, hidden = 12288, ffn = 49152, vocabulary = 50257, attention_heads = 96, "
+    "gated_ffn = false",
 }
 
 TOPOLOGY: dict[int, Topology] = {8: (1, 2, 4), 16: (1, 4, 4), 32: (1, 8, 4), 64: (2, 8, 4), 128: (2, 16, 4)}
