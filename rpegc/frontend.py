@@ -63,13 +63,21 @@ def load(data: bytes, filename: str, directory: Path, options: Mapping[str, Any]
     options (steps, split, fuse, as_printed, cost_model), before container sizes are computed from them.
     Raises DiagnosticError; its spans point into `Source.decode(data, filename)`.
     """
-    text = _decode(data)
+    text = decode(data)
     if _is_json(text):
         return _load_json(data, text, filename, options or {})
     file = parse(text)
-    expanded, found = presets.expand(file, as_printed=(options or {}).get("as_printed"))
-    problem, source_map = elaborate(expanded, resolver(directory), options, found)
+    problem, source_map = build(file, directory, options)
     return Loaded(problem, Source(filename, text, source_map), file)
+
+
+def build(file: File, directory: Path, options: Mapping[str, Any] | None = None) -> tuple[Problem, SourceMap]:
+    """The problem that a tree describes, its presets expanded, and where its parts stand.
+
+    `directory` and `options` are those of `load`. Raises DiagnosticError, its labels with spans.
+    """
+    expanded, found = presets.expand(file, as_printed=(options or {}).get("as_printed"))
+    return elaborate(expanded, resolver(directory), options, found)
 
 
 def format_text(data: bytes, filename: str, *, expand: bool = False) -> str:
@@ -77,7 +85,7 @@ def format_text(data: bytes, filename: str, *, expand: bool = False) -> str:
 
     Text needs only to be well-formed, not to name things that exist. Raises DiagnosticError.
     """
-    text = _decode(data)
+    text = decode(data)
     if _is_json(text):
         loaded = _load_json(data, text, filename, {})
         try:
@@ -124,7 +132,8 @@ def resolver(directory: Path) -> Resolver:
     return Resolver(model, hardware, parameters)
 
 
-def _decode(data: bytes) -> str:
+def decode(data: bytes) -> str:
+    """The text of a file. Raises DiagnosticError E001 at the first byte that is not UTF-8."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
