@@ -27,6 +27,7 @@ from ir_schema.stages import (
 )
 from rpegc.dump import placement_text
 from rpegc.labels import node_labels, vertex_label
+from rpegc.outcome import report_of
 from rpegc.table import change, duration
 
 Kind = Literal["removed", "added", "changed"]
@@ -176,6 +177,10 @@ def _headline(before: Record, after: Record) -> Iterator[str]:
     if (p := _score(before)) and (q := _score(after)) and p.step_time_s != q.step_time_s:
         times = (p.step_time_s, q.step_time_s)
         yield f"step time: {duration(times[0])} => {duration(times[1])} {change(*times)}".rstrip()
+    gaps = [r.optimality_gap if (r := report_of(s)) else None for s in (before, after)]
+    if gaps[0] != gaps[1]:
+        old, new = ("unknown" if g is None else f"{100 * g:.3g} %" for g in gaps)
+        yield f"optimality gap: {old} => {new}"
     if isinstance(before, Scheduled) and isinstance(after, Scheduled):
         paths = [[node_labels(s.nodes)[i] for i in s.critical_path] for s in (before, after)]
         if paths[0] != paths[1]:

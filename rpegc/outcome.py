@@ -11,7 +11,7 @@ from passes.verify import warnings
 from rpegc.driver import StageRun
 from rpegc.dump import plan_table, score_lines
 from rpegc.failure import EXIT_INTERRUPTED, EXIT_OK
-from rpegc.table import change, indent, size, table
+from rpegc.table import change, duration, indent, size, table
 
 INFEASIBLE = frozenset({"E420", "E421"})
 
@@ -29,6 +29,8 @@ class Outcome(Record, frozen=True, kw_only=True):
     """The object printed by `--json`; what is not known is null.
 
     `outcome` is ok, infeasible, error or interrupted. `plan_id` is the id of the executable, the plan's hash.
+    No plan that could have been found has a step time below `lower_bound_s`; `optimality_gap` is (step time -
+    bound) / step time.
     """
 
     outcome: str
@@ -38,6 +40,8 @@ class Outcome(Record, frozen=True, kw_only=True):
     utilization: float | None = None
     peak_memory_bytes: int | None = None
     memory_limit_bytes: int | None = None
+    lower_bound_s: float | None = None
+    optimality_gap: float | None = None
     evaluations: int | None = None
     cache_hits: int | None = None
     search_seconds: float | None = None
@@ -59,6 +63,8 @@ def outcome_of(code: int, runs: Sequence[StageRun], diagnostics: Sequence[Diagno
         utilization=score.utilisation if score else None,
         peak_memory_bytes=score.max_peak_bytes if score else None,
         memory_limit_bytes=score.memory_limit_bytes if score else None,
+        lower_bound_s=report.lower_bound_s if report else None,
+        optimality_gap=report.optimality_gap if report else None,
         evaluations=report.evaluations if report else None,
         cache_hits=report.cache_hits if report else None,
         search_seconds=next((r.seconds for r in runs if r.made_by and r.made_by.name == "search"), None),
@@ -170,6 +176,14 @@ def _operator_times(nodes: Sequence[CostedNode]) -> dict[str, float]:
     return times
 
 
+def _quality(gap: float, lower_bound_s: float) -> str:
+    """How much better another plan could be, in words."""
+    if gap == 0:
+        return "proven optimal: no other plan that could be chosen is better"
+    bound = duration(lower_bound_s)
+    return f"at most {100 * gap:.3g} % of the step time to gain: no plan takes less than {bound} per step"
+
+
 def _search_lines(report: SearchReport, score: Score | None) -> str:
     if report.method == "none":
         return "\n".join(["the plan in the file", *(f"note: {n}" for n in report.notes)])
@@ -177,6 +191,8 @@ def _search_lines(report: SearchReport, score: Score | None) -> str:
         f"found by {report.method}: {report.evaluations} evaluations, {report.cache_hits} cache hits, "
         f"seed {report.seed}, ended by {report.termination}"
     ]
+    if report.optimality_gap is not None and report.lower_bound_s is not None:
+        lines.append(_quality(report.optimality_gap, report.lower_bound_s))
     if report.baselines and score is not None:
         rows = [
             (name, f"{tokens:.5g} tokens/s", change(tokens, score.score_tokens_per_s))

@@ -1,17 +1,23 @@
 """What the main verb does: settle the pipeline, read the input, run, write, report."""
 
+import contextlib
+import dataclasses
 import hashlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
+import msgspec
 
 from ir_schema.diagnostics import Diagnostic, DiagnosticError
-from ir_schema.envelope import STAGES, pretty
+from ir_schema.envelope import STAGES, identify, pretty, stage_name
+from ir_schema.problem import Placement, Problem, SearchSpace
 from passes.cost import GROUP as COST_MODELS
 from rpegc.cli.console import Console
+from rpegc.cli.files import read
 from rpegc.cli.progress import watching
 from rpegc.diagnostics import Source
 from rpegc.driver import Instrument, StageRun, run_pipeline
@@ -19,10 +25,11 @@ from rpegc.dump import dump
 from rpegc.failure import EXIT_OK, InternalFailure, suggestion, usage_error
 from rpegc.inputs import Input, parse_problem, problem_bytes, read_stage
 from rpegc.instrument import Announce, Keep, PrintAfter, SaveStages, TimePasses, VerifyEach
-from rpegc.outcome import notices, outcome_of, summary
+from rpegc.outcome import notices, outcome_of, plan_of, summary
 from rpegc.pipeline import Pipeline, named_pipeline, parse_pipeline
 from rpegc.registry import registered
 from rpegc.reproducer import crash, reproducible
+from rpegc.searchlog import SearchLog
 from rpegc.stagefiles import check_writable, print_text, write_bytes
 
 
@@ -37,6 +44,9 @@ class Request:
     pipeline: str | None
     emit: str | None
     search: Mapping[str, object]
+    objective: str | None
+    warm_start: str | None
+    search_log: str | None
     as_printed: bool
     cost_model: str | None
     save_stages: str | None
@@ -77,6 +87,7 @@ def _compile(request: Request, console: Console, made: list[StageRun]) -> int:
     if request.print_pipeline:
         print_text(str(pipeline))
         return EXIT_OK
+    given = _searched_from(request, given, console)
     _run(request, pipeline, given, console, made)
     if request.output is not None:
         write_bytes(request.output, made[-1].encode())
@@ -107,8 +118,11 @@ def _check(request: Request) -> None:
         if request.cost_model not in models:
             help = suggestion(request.cost_model, models)
             raise usage_error("E301", f"unknown cost model `{request.cost_model}`", help=help)
-    if request.output is not None:
-        check_writable(request.output)
+    if request.search_log == "-":
+        raise usage_error("E932", "`--search-log` needs a file", help="stdout is for the artefact")
+    for name in (request.output, request.search_log):
+        if name is not None:
+            check_writable(name)
 
 
 def settle_pipeline(request: Request, given: str | None) -> Pipeline:
@@ -119,11 +133,12 @@ def settle_pipeline(request: Request, given: str | None) -> Pipeline:
     """
     if request.pipeline is None:
         pipeline = named_pipeline(f"O{request.level or '2'}").between(given or "problem", "executable")
-        _refuse_late_search(request, pipeline, given)
     else:
         pipeline = parse_pipeline(request.pipeline)
+    _refuse_late_search(request, pipeline, given)
     if request.search:
         pipeline = pipeline.replace_options("search", **request.search)
+    _refuse_unused_start(request, pipeline)
     if request.emit is not None:
         pipeline = pipeline.until(request.emit)
     pipeline.check(given, request.emit or ("executable" if request.pipeline is None else None))
@@ -137,32 +152,48 @@ def settle_pipeline(request: Request, given: str | None) -> Pipeline:
 
 
 def _refuse_late_search(request: Request, pipeline: Pipeline, given: str | None) -> None:
-    """Refuse options of the search (E932) where the input is a stage that comes after it."""
+    """Refuse options of the search (E932) where none runs."""
     asked = [f"-O{request.level}"] if request.level is not None else []
     names = ("search" if option == "method" else option for option in request.search)
     asked += [f"--{name.replace('_', '-')}" for name in names]
+    asked += [
+        f"--{name.replace('_', '-')}"
+        for name in ("objective", "warm_start", "search_log")
+        if getattr(request, name) is not None
+    ]
     if asked and not any(p.name == "search" for p in pipeline.passes):
+        if request.pipeline is not None:
+            raise usage_error("E932", f"`{asked[0]}` is about the search, and `-p` runs none")
         message = f"`{asked[0]}` is about the search, and the plan in stage `{given}` is settled"
         raise usage_error("E932", message, help="start from the problem")
+
+
+def _refuse_unused_start(request: Request, pipeline: Pipeline) -> None:
+    """Refuse a warm start (E932) of a method that starts from nothing."""
+    methods = (getattr(p, "method", None) for p in pipeline.passes if p.name == "search")
+    idle = [m for m in methods if m in ("none", "greedy", "concurrent")]
+    if request.warm_start is not None and idle:
+        message = f"`--warm-start` is where a search starts, and method `{idle[0]}` does not search"
+        raise usage_error("E932", message, help="`--search auto`, or no `--warm-start`")
 
 
 def _read(request: Request, console: Console) -> StageRun:
     if request.file:
         data = problem_bytes(request.file, _command_names())
         console.source = Source.decode(data, request.file)
-        read = _parse(request, data)
+        taken = _parse(request, data)
     else:
         assert request.resume
         console.source = Source(request.resume, "")
-        read = read_stage(request.resume, check=not request.verify_each)
+        taken = read_stage(request.resume, check=not request.verify_each)
         if _options(request):
             raise usage_error(
                 "E930",
                 f"the options of `{request.resume}` are settled",
                 help="`--as-printed` and `--cost-model` need a problem: start from it again",
             )
-    console.source = read.source
-    return read.run
+    console.source = taken.source
+    return taken.run
 
 
 def _parse(request: Request, data: bytes) -> Input:
@@ -195,6 +226,37 @@ def _options(request: Request) -> dict[str, object]:
     return {"as_printed": True, "cost_model": "paper"}
 
 
+def _searched_from(request: Request, given: StageRun, console: Console) -> StageRun:
+    """The input with the objective and the start that the command line gives its search."""
+    said: dict[str, Any] = {}
+    if request.objective is not None:
+        said["objective"] = request.objective
+    if request.warm_start is not None:
+        said["warm_start"] = _plan_in(request.warm_start, console)
+    if not said:
+        return given
+    if not isinstance(given.stage, Problem):
+        raise usage_error("E932", f"a search on a `{given.name}` has no objective and no start to replace")
+    space = msgspec.structs.replace(given.stage.search or SearchSpace(), **said)
+    problem = msgspec.structs.replace(given.stage, search=space)
+    return dataclasses.replace(given, stage=problem, id=identify(problem))
+
+
+def _plan_in(name: str, console: Console) -> dict[str, Placement]:
+    """The plan in stage file `name`. Raises UsageFailure E935 where it has none."""
+    own = console.source
+    stage = read(name, console)
+    console.source = own
+    found = plan_of(stage)
+    if found is None:
+        raise usage_error(
+            "E935",
+            f"`{name}` is a `{stage_name(stage)}`, which has no plan to start from",
+            help=f"compile it first: `rpegc {name} -o start.exe.json`",
+        )
+    return dict(found[1])
+
+
 def _run(
     request: Request, pipeline: Pipeline, given: StageRun, console: Console, made: list[StageRun]
 ) -> None:
@@ -209,7 +271,12 @@ def _run(
     if request.verify_each:
         instruments.append(VerifyEach())
     instruments.append(timer)
-    with watching(console) as search:
+    with contextlib.ExitStack() as stack:
+        log = None
+        if request.search_log is not None:
+            log = stack.enter_context(SearchLog(request.search_log))
+            instruments.append(log)
+        search = stack.enter_context(watching(console, log.improvement if log else None))
         try:
             run_pipeline(pipeline, given, [*instruments, search], reproducers=Path())
         except DiagnosticError:

@@ -6,6 +6,7 @@ import click
 
 from rpegc.cli import names
 from rpegc.cli.console import HELP_OPTIONS, Console, console_options
+from rpegc.cli.search_options import search_options
 
 
 class CompileContext(click.Context):
@@ -35,15 +36,13 @@ class CompileCommand(click.Command):
     "-O", "level", type=click.Choice(["0", "1", "2", "3"]),
     help="Effort: 0 greedy, 1 concurrent, 2 search (default), 3 a wider search.",
 )  # fmt: skip
-@click.option(
-    "--search", "method", type=click.Choice(["none", "greedy", "concurrent", "sa"]),
-    help="How to find the plan; none takes the plan in the file.",
-)  # fmt: skip
-@click.option("--budget", type=click.IntRange(min=1),
-              help="Evaluations that the search may make; heuristics are always scored.")  # fmt: skip
-@click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-              help="An extra cap on the search; results may then differ between runs.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of the search.")
+@search_options
+@click.option("--objective", type=click.Choice(["throughput", "efficiency"]),
+              help="What makes a plan better, instead of the file's `search.objective`.")  # fmt: skip
+@click.option("--warm-start", metavar="PLAN", type=click.Path(),
+              help="Start from the plan in this stage file; the result is no worse than it.")  # fmt: skip
+@click.option("--search-log", metavar="LOG", type=click.Path(),
+              help="Write every better plan to this JSONL file, for `rpegc convergence`.")  # fmt: skip
 @click.option("--cost-model", metavar="NAME", shell_complete=names.cost_models,
               help="Cost model instead of the file's: paper, megatron, ….")  # fmt: skip
 @click.option("--as-printed", is_flag=True, help="The paper's own form, under cost model paper.")
@@ -76,18 +75,8 @@ class CompileCommand(click.Command):
 @click.option("--summary", is_flag=True, help="The plan as a table, with its predicted figures.")
 @click.option("--json", "as_json", is_flag=True, help="One object on stdout: outcome, plan, figures, stages.")
 @console_options
-def compile_command(
-    *,
-    console: Console,
-    method: str | None,
-    budget: int | None,
-    time_limit: float | None,
-    seed: int | None,
-    **options: Any,
-) -> int:
+def compile_command(*, console: Console, **options: Any) -> int:
     """Compile a problem into one executable file for `rpeg-rt`; `-` reads it from stdin."""
     from rpegc.cli.compilation import Request, compile_and_print
 
-    wanted = {"method": method, "budget": budget, "time_limit": time_limit, "seed": seed}
-    search = {name: value for name, value in wanted.items() if value is not None}
-    return compile_and_print(Request(search=search, **options), console)
+    return compile_and_print(Request(**options), console)

@@ -9,6 +9,7 @@ from click.shell_completion import CompletionItem
 
 from rpegc.cli.compile import compile_command
 from rpegc.cli.console import HELP_OPTIONS, Console
+from rpegc.cli.convergence import convergence_command
 from rpegc.cli.files import diff_command, dump_command, schema_command
 from rpegc.cli.lengths import lengths_command
 from rpegc.cli.model import model_command
@@ -26,6 +27,7 @@ COMMANDS = (
     diff_command,
     dump_command,
     report_command,
+    convergence_command,
     whatif_command,
     explain_command,
     passes_command,

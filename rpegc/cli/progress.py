@@ -7,11 +7,11 @@ the second one quits. Before the search has begun the first one quits.
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from passes.search.progress import WATCH, Progress, Watch
+from passes.search.progress import WATCH, Improvement, Progress, Watch
 from rpegc.cli.console import Console
 from rpegc.driver import Instrument, StageRun
 from rpegc.registry import AnyPass
@@ -20,9 +20,10 @@ from rpegc.registry import AnyPass
 class SearchWatch(Instrument):
     """Watches the pass `search`; `asked` tells whether it was asked to stop."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, on_improvement: Callable[[Improvement], None] | None = None) -> None:
         self.console = console
-        self.watch = Watch(on_progress=None if console.quiet else self._show)
+        on_progress = None if console.quiet else self._show
+        self.watch = Watch(on_progress=on_progress, on_improvement=on_improvement)
         self.begun = False
         self.best = 0.0
 
@@ -56,9 +57,14 @@ class SearchWatch(Instrument):
 
 
 @contextmanager
-def watching(console: Console) -> Iterator[SearchWatch]:
-    """Within this context searches are watched and Ctrl-C is handled (in the main thread only)."""
-    observer = SearchWatch(console)
+def watching(
+    console: Console, on_improvement: Callable[[Improvement], None] | None = None
+) -> Iterator[SearchWatch]:
+    """Within this context searches are watched and Ctrl-C is handled (in the main thread only).
+
+    `on_improvement` is told of every better plan.
+    """
+    observer = SearchWatch(console, on_improvement)
     token = WATCH.set(observer.watch)
     mine = threading.current_thread() is threading.main_thread()
     previous = signal.signal(signal.SIGINT, observer.interrupt) if mine else None

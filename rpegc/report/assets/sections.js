@@ -200,6 +200,12 @@ function memorySection() {
     h("div", { class: "bars" }, rows, h("span"), axis(whole, size, 2 ** 30), h("span")), detail);
 }
 
+function gapText(found) {
+  if (found.optimality_gap == null || found.lower_bound_s == null) return "not known";
+  if (found.optimality_gap === 0) return "nothing: the plan is proven optimal";
+  return `at most ${percent(found.optimality_gap)} of the step time: no plan takes less than ${seconds(found.lower_bound_s)} per step`;
+}
+
 function alternativesSection() {
   const s = report.score;
   const rows = [{ name: "this plan", ...s }, ...report.alternatives];
@@ -216,6 +222,7 @@ function alternativesSection() {
       : h("p", { class: "lead" }, found && found.method !== "none" ? "The search kept no other plan that fits." : "This plan was given, not searched: there is nothing to compare it with."),
     found && found.method !== "none" ? [pairs([
       ["found by", `${found.method}, ${plural(found.evaluations ?? 0, "evaluation")}, ${plural(found.cache_hits ?? 0, "cache hit")}, seed ${found.seed ?? 0}, ended by ${found.termination ?? "none"}`],
+      ["left to gain", gapText(found)],
       ["candidates", Object.entries(found.candidates ?? {}).map(([v, n]) => `${v} ${n.toLocaleString("en")}`).join(", ") || "–"]]),
     (found.notes ?? []).length ? h("ul", {}, found.notes.map((n) => h("li", {}, n))) : null] : null);
 }
