@@ -15,6 +15,7 @@ from rpegc.cli.lengths import lengths_command
 from rpegc.cli.model import model_command
 from rpegc.cli.report import report_command
 from rpegc.cli.source import check_command, fmt_command
+from rpegc.cli.sweep import sweep_command
 from rpegc.cli.tool import completion_command, explain_command, passes_command
 from rpegc.cli.whatif import whatif_command
 from rpegc.diagnostics import FORMATS
@@ -28,6 +29,7 @@ COMMANDS = (
     dump_command,
     report_command,
     convergence_command,
+    sweep_command,
     whatif_command,
     explain_command,
     passes_command,
