@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ir_schema.base import Record
-from rpegc.plots import write_plot
 from rpegc.searchlog import Log
 from rpegc.table import duration, table
 
@@ -82,28 +81,24 @@ def _shown(value: Any, text: Callable[[Any], str]) -> str:
     return "-" if value is None else text(value)
 
 
-def plot(logs: Sequence[Log], name: str) -> None:
-    """Draw the best plan so far of every log against seconds and against evaluations into file `name`.
+def draw(logs: Sequence[Log], figure: Any) -> None:
+    """Draw the best plan so far of every log against seconds and against evaluations.
 
     Step times with their lower bounds; where a search had another objective than throughput, the values of
-    the objective. Raises UsageFailure as `rpegc.plots.write_plot` does.
+    the objective.
     """
-    write_plot(name, lambda figure: _draw(logs, figure), inches=(11.0, 4.5))
-
-
-def _draw(logs: Sequence[Log], figure: Any) -> None:
     by_time = all(log.begin.objective == "throughput" for log in logs)
     left, right = figure.subplots(1, 2, sharey=True)
     for log in logs:
-        found = convergence(log)
-        heights = [x.step_s if by_time else x.value for x in log.improvements]
-        for axes, places in (
-            (left, [*(x.seconds for x in log.improvements), found.seconds]),
-            (right, [*(x.evaluations for x in log.improvements), found.evaluations]),
-        ):
-            (line,) = axes.step(
-                places, [*heights, *heights[-1:]][: len(places)], where="post", label=log.name
-            )
+        if not log.improvements:
+            continue
+        found, last = convergence(log), log.improvements[-1]
+        points = [(x.seconds, x.evaluations, x) for x in log.improvements]
+        points.append((found.seconds, found.evaluations, last))  # the last plan is the best until the end
+        seconds, evaluations, plans = zip(*points, strict=True)
+        heights = [x.step_s if by_time else x.value for x in plans]
+        for axes, places in ((left, seconds), (right, evaluations)):
+            (line,) = axes.step(places, heights, where="post", label=log.name)
             if by_time and found.lower_bound_s is not None:
                 axes.axhline(found.lower_bound_s, color=line.get_color(), linestyle=":", linewidth=1)
     left.set_ylabel("step time of the best plan [s]" if by_time else "value of the best plan")
@@ -111,4 +106,5 @@ def _draw(logs: Sequence[Log], figure: Any) -> None:
         axes.set_xlabel(what)
         axes.set_xscale("log")
         axes.grid(alpha=0.3)
-    left.legend(fontsize="small")
+    if left.get_lines():
+        left.legend(fontsize="small")

@@ -20,8 +20,8 @@ def convergence_command(*, console: Console, logs: tuple[str, ...], output: str 
       rpegc convergence one.jsonl two.jsonl -o convergence.png
     """
     from ir_schema.envelope import pretty
-    from rpegc.convergence import convergence, plot, render
-    from rpegc.plots import check_plot
+    from rpegc.convergence import convergence, draw, render
+    from rpegc.plots import check_plot, write_plot
     from rpegc.searchlog import read_log
     from rpegc.stagefiles import print_text, write_bytes
 
@@ -35,7 +35,7 @@ def convergence_command(*, console: Console, logs: tuple[str, ...], output: str 
         else:
             print_text(render(found))
         if output is not None:
-            plot(read, output)
+            write_plot(output, lambda figure: draw(read, figure), inches=(11.0, 4.5))
             console.detail(f"wrote the plot to `{output}`")
 
     return console.guard(work)
