@@ -8,19 +8,39 @@ from typing import Any
 
 _LAYER_NORM: dict[str, Any] = {"norm": "layernorm", "gated_ffn": False, "activation": "gelu"}
 
+_GEMMA: dict[str, Any] = {
+    "activation": "gelu_pytorch_tanh",
+    "tied_embeddings": True,
+    "unit_offset_norm": True,
+    "scaled_embeddings": True,
+    "norm_epsilon": 1e-6,
+    "head_dim": 256,
+}
+
 FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "mistral": {},
+    "llama": {"norm_epsilon": 1e-6},
+    "mistral": {"norm_epsilon": 1e-6, "sliding_window": 4096},
     "mixtral": {},
-    "qwen2": {"qkv_bias": True},
-    "qwen3": {"qk_norm": True},
+    "qwen2": {"qkv_bias": True, "norm_epsilon": 1e-6},
+    "qwen3": {"qk_norm": True, "norm_epsilon": 1e-6, "head_dim": 128},
     "qwen3_moe": {"qk_norm": True},
-    "gemma": {"activation": "gelu_pytorch_tanh", "tied_embeddings": True},
+    "gemma": _GEMMA,
     "gemma2": {
-        "activation": "gelu_pytorch_tanh",
-        "tied_embeddings": True,
+        **_GEMMA,
         "post_norms": True,
+        "sliding_window": 4096,
         "full_attention_every": 2,
+        "attention_softcap": 50.0,
+        "logit_softcap": 30.0,
+    },
+    "gemma3_text": {
+        **_GEMMA,
+        "post_norms": True,
+        "qk_norm": True,
+        "sliding_window": 4096,
+        "full_attention_every": 6,
+        "rope_theta": 1e6,
+        "local_rope_theta": 1e4,
     },
     "gemma4_text": {
         "activation": "gelu_pytorch_tanh",
@@ -83,3 +103,9 @@ STATE_SPACE_MARKS = (
     "attn_layer_period",
 )
 """Keys that only configs with state-space or other recurrent layers have."""
+
+SCORES_OF_GEMMA = ("gemma2", "gemma3_text")
+"""Families that scale attention scores by a number of their config and may cap them and the logits."""
+
+WINDOWS_ON_REQUEST = ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe")
+"""Families whose sliding window counts only with `use_sliding_window`, from layer `max_window_layers` on."""

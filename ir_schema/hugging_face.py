@@ -9,15 +9,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ir_schema.base import Head
-from ir_schema.diagnostics import DiagnosticError, error
-from ir_schema.model import Experts, FullAttention, LatentAttention, ModelSpec, RopeScaling
-from rpegc.models.families import (
+from ir_schema.config_reader import Reader
+from ir_schema.families import (
     FAMILIES,
     LATENT_ATTENTION,
     RECURRENT,
+    SCORES_OF_GEMMA,
     STATE_SPACE_MARKS,
+    WINDOWS_ON_REQUEST,
     WITH_EXPERTS,
 )
+from ir_schema.model import Experts, FullAttention, LatentAttention, ModelSpec, RopeScaling
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _NORMS = {"RMSNorm": "rmsnorm", "LayerNorm": "layernorm"}
@@ -35,61 +37,6 @@ _EXPLICIT: dict[str, str] = {
 }
 
 
-class _Reader:
-    """Typed access to one config, with errors that name it."""
-
-    def __init__(self, config: Mapping[str, Any], name: str) -> None:
-        self.config = config
-        self.name = name
-
-    def fail(self, code: str, message: str, help: str = "") -> DiagnosticError:
-        return DiagnosticError([error(code, f"model config `{self.name}`: {message}", "models", help=help)])
-
-    def first(self, *keys: str) -> tuple[str, Any]:
-        """The first of `keys` that is present and not null, with its value; ("", None) if none is."""
-        for key in keys:
-            if self.config.get(key) is not None:
-                return key, self.config[key]
-        return "", None
-
-    def integer(self, *keys: str, default: int | None = None, least: int = 1) -> int:
-        key, value = self.first(*keys)
-        if not key:
-            if default is None:
-                raise self.fail("E322", f"key `{keys[0]}` is missing")
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise self.fail("E322", f"`{key}` = {value!r} must be a whole number >= {least}")
-        return value
-
-    def number(self, *keys: str, default: float) -> float:
-        key, value = self.first(*keys)
-        if not key:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise self.fail("E322", f"`{key}` = {value!r} must be a positive number")
-        return float(value)
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.config.get(key)
-        if value is None:
-            return default
-        if value not in (True, False, 0, 1, 2):
-            raise self.fail("E322", f"`{key}` = {value!r} must be true or false")
-        return bool(value)
-
-    def mapping(self, key: str) -> Mapping[str, Any]:
-        value = self.config.get(key)
-        if value is None:
-            return {}
-        if not isinstance(value, Mapping):
-            raise self.fail("E322", f"`{key}` must be an object")
-        return value
-
-    def refuse(self, what: str) -> DiagnosticError:
-        return self.fail("E321", f"{what} is not understood", "its parameters would be guessed")
-
-
 def import_config(config: Mapping[str, Any], head: Head, name: str) -> ModelSpec:
     """The model that `config` (decoded JSON) describes, with `head`; `name` is how messages call it.
 
@@ -101,7 +48,7 @@ def import_config(config: Mapping[str, Any], head: Head, name: str) -> ModelSpec
     for inherited in ("tie_word_embeddings", "torch_dtype", "dtype"):
         if inherited in config:
             inner.setdefault(inherited, config[inherited])
-    reader = _Reader(inner, name)
+    reader = Reader(inner, name)
     family = _family(reader)
     fields: dict[str, Any] = {**FAMILIES[family]}
     fields.update(_sizes(reader, family))
@@ -119,8 +66,9 @@ def import_config(config: Mapping[str, Any], head: Head, name: str) -> ModelSpec
         fields.update(_falcon(reader))
     if family == "mpt":
         fields.update(_mpt(reader, fields["max_positions"]))
+    fields.update(_attention_scores(reader, family, fields))
     fields.update(_attention_pattern(reader, family, fields))
-    fields.update(_positions(reader))
+    fields.update(_positions(reader, fields))
     fields["experts"] = _experts(reader, family)
     if family == "gemma4_text":
         fields["full_attention"] = _gemma4(reader)
@@ -129,7 +77,7 @@ def import_config(config: Mapping[str, Any], head: Head, name: str) -> ModelSpec
     return ModelSpec(head=head, family=family, **fields)
 
 
-def _family(reader: _Reader) -> str:
+def _family(reader: Reader) -> str:
     family = reader.config.get("model_type")
     if not isinstance(family, str):
         raise reader.fail("E322", "key `model_type` is missing")
@@ -153,14 +101,15 @@ def _family(reader: _Reader) -> str:
     return family
 
 
-def _sizes(reader: _Reader, family: str) -> dict[str, Any]:
+def _sizes(reader: Reader, family: str) -> dict[str, Any]:
     hidden = reader.integer("hidden_size", "n_embd", "d_model")
     heads = reader.integer("num_attention_heads", "n_head", "n_heads")
+    unsaid = {"norm_epsilon": 1e-5} | FAMILIES[family]
     four_times = 4 * hidden if family in ("falcon", "gptj", "mpt") else None
     if family == "mpt" and reader.config.get("expansion_ratio") is not None:
         four_times = reader.integer("expansion_ratio") * hidden
     head_dim = reader.config.get("head_dim")
-    if head_dim is None and hidden % heads:
+    if head_dim is None and hidden % heads and "head_dim" not in unsaid:
         raise reader.fail(
             "E322", f"{heads} heads do not divide hidden size {hidden} and `head_dim` is missing"
         )
@@ -179,14 +128,16 @@ def _sizes(reader: _Reader, family: str) -> dict[str, Any]:
             "max_position_embeddings", "n_positions", "max_seq_len", default=0, least=0
         ),
         "norm_epsilon": reader.number(
-            "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", default=1e-5
+            "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", default=unsaid["norm_epsilon"]
         ),
     }
     if head_dim is not None:
         fields["head_dim"] = reader.integer("head_dim")
     activation = reader.first("hidden_activation", "hidden_act", "activation_function", "activation")[1]
     if activation is not None:
-        fields["activation"] = str(activation)
+        # Older configs of Gemma say gelu and mean its approximation.
+        gemma = family.startswith("gemma") and activation == "gelu"
+        fields["activation"] = "gelu_pytorch_tanh" if gemma else str(activation)
     if heads % fields["kv_heads"] and family not in LATENT_ATTENTION:
         raise reader.fail(
             "E322", f"{fields['kv_heads']} key/value heads do not divide {heads} attention heads"
@@ -194,7 +145,7 @@ def _sizes(reader: _Reader, family: str) -> dict[str, Any]:
     return fields
 
 
-def _falcon(reader: _Reader) -> dict[str, Any]:
+def _falcon(reader: Reader) -> dict[str, Any]:
     """Falcon spells biases, grouped queries and the number of norms in its own keys."""
     fields: dict[str, Any] = {}
     if reader.config.get("bias") is not None:
@@ -214,7 +165,7 @@ def _falcon(reader: _Reader) -> dict[str, Any]:
     return fields
 
 
-def _mpt(reader: _Reader, positions: int) -> dict[str, Any]:
+def _mpt(reader: Reader, positions: int) -> dict[str, Any]:
     """MPT: `no_bias` covers all linear layers and norms; ALiBi replaces the learned positions."""
     fields: dict[str, Any] = {}
     attention = reader.mapping("attn_config")
@@ -234,23 +185,34 @@ def _mpt(reader: _Reader, positions: int) -> dict[str, Any]:
     return fields
 
 
-def _attention_pattern(reader: _Reader, family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`sliding_window` and which layers are exempt from it."""
-    window = reader.integer("sliding_window", default=0, least=0) or None
-    if reader.config.get("use_sliding_window") is False:
-        window = None
-    layers = fields["layers"]
-    if (
-        reader.config.get("use_sliding_window")
-        and reader.integer("max_window_layers", default=layers) < layers
+def _attention_scores(reader: Reader, family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Gemma's scale and softcaps of attention scores and logits."""
+    if family not in SCORES_OF_GEMMA:
+        return {}
+    width = fields.get("head_dim") or fields["hidden"] // fields["attention_heads"]
+    scalar = reader.number("query_pre_attn_scalar", default=256.0)
+    caps = {}
+    for key, field in (
+        ("attn_logit_softcapping", "attention_softcap"),
+        ("final_logit_softcapping", "logit_softcap"),
     ):
-        raise reader.refuse("sliding windows in some layers (`max_window_layers`)")
+        unsaid = None if key in reader.config else fields.get(field)
+        caps[field] = reader.number(key, default=unsaid or 0.0) or None
+    return {"attention_scalar": None if scalar == width else scalar, **caps}
+
+
+def _attention_pattern(reader: Reader, family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`sliding_window` and which layers are exempt from it."""
+    layers = fields["layers"]
+    unsaid = 0 if "sliding_window" in reader.config else fields.get("sliding_window") or 0
+    window = reader.integer("sliding_window", default=unsaid, least=0) or None
+    if not reader.flag("use_sliding_window", family not in WINDOWS_ON_REQUEST):
+        window = None
     types = reader.config.get("layer_types")
+    if types is None:
+        types = _unsaid_types(reader, family, fields, layers)
     if types is None or window is None:
-        return {
-            "sliding_window": window,
-            "full_attention_every": fields.get("full_attention_every") if window else None,
-        }
+        return {"sliding_window": window, "full_attention_every": None}
     if (
         not isinstance(types, Sequence)
         or len(types) != layers
@@ -267,36 +229,59 @@ def _attention_pattern(reader: _Reader, family: str, fields: Mapping[str, Any]) 
     return {"sliding_window": window, "full_attention_every": every}
 
 
-def _positions(reader: _Reader) -> dict[str, Any]:
+def _unsaid_types(reader: Reader, family: str, fields: Mapping[str, Any], layers: int) -> list[str] | None:
+    """The kinds of the layers where `layer_types` does not list them; None where all are alike."""
+    if family in WINDOWS_ON_REQUEST:
+        full = reader.integer("max_window_layers", default=28, least=0)
+        return ["full_attention"] * min(full, layers) + ["sliding_attention"] * (layers - full)
+    every = reader.integer("sliding_window_pattern", default=fields.get("full_attention_every") or 0, least=0)
+    if not every:
+        return None
+    return ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
+
+
+def _positions(reader: Reader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary positions, spelt `rope_theta` and `rope_scaling` or, lately, `rope_parameters`."""
     rope = reader.mapping("rope_parameters")
-    rope = rope.get("full_attention", rope)
+    local, full = rope.get("sliding_attention"), rope.get("full_attention")
+    rope = full if isinstance(full, Mapping) else rope
     scaling = reader.mapping("rope_scaling") or rope
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    inner = _Reader({**reader.config, **rope, **scaling}, reader.name)
-    fields: dict[str, Any] = {"rope_theta": inner.number("rope_theta", default=10000.0)}
+    inner = Reader({**reader.config, **rope, **scaling}, reader.name)
+    found: dict[str, Any] = {
+        "rope_theta": inner.number("rope_theta", default=fields.get("rope_theta", 10000.0))
+    }
+    if fields.get("local_rope_theta") is not None:
+        inside, key = Reader(local if isinstance(local, Mapping) else {}, reader.name), "rope_theta"
+        if inside.config.get("rope_type", "default") != "default":
+            raise reader.refuse("scaling of the sliding layers' positions")
+        if not inside.config:
+            inside, key = reader, "rope_local_base_freq"
+        found["local_rope_theta"] = inside.number(key, default=fields["local_rope_theta"])
     fraction = inner.number("partial_rotary_factor", default=1.0)
     if reader.config.get("rotary_dim") is not None:
         width = reader.config.get("head_dim") or reader.integer("hidden_size", "n_embd") // reader.integer(
             "num_attention_heads", "n_head"
         )
         fraction = reader.integer("rotary_dim") / width
-    fields["rotary_fraction"] = fraction
+    found["rotary_fraction"] = fraction
     if kind not in ("default", None):
-        fields["rope_scaling"] = RopeScaling(
+        # Where the scaling does not say what it stretches, it is all positions.
+        unsaid = fields["max_positions"] if kind in ("llama3", "yarn") else None
+        found["rope_scaling"] = RopeScaling(
             kind=str(kind),
             factor=inner.number("factor", default=1.0),
-            original_positions=scaling.get("original_max_position_embeddings"),
+            original_positions=scaling.get("original_max_position_embeddings") or unsaid or None,
             low_frequency_factor=scaling.get("low_freq_factor"),
             high_frequency_factor=scaling.get("high_freq_factor"),
             beta_fast=scaling.get("beta_fast"),
             beta_slow=scaling.get("beta_slow"),
             attention_factor=scaling.get("attention_factor"),
         )
-    return fields
+    return found
 
 
-def _experts(reader: _Reader, family: str) -> Experts | None:
+def _experts(reader: Reader, family: str) -> Experts | None:
     count = reader.integer("num_experts", "num_local_experts", "n_routed_experts", default=0, least=0)
     if not count:
         if family in WITH_EXPERTS:
@@ -331,7 +316,7 @@ def _experts(reader: _Reader, family: str) -> Experts | None:
     )
 
 
-def _gemma4(reader: _Reader) -> FullAttention:
+def _gemma4(reader: Reader) -> FullAttention:
     """Gemma 4: full-attention layers have their own head shape. The per-layer inputs, shared key/value layers
     and double-width layers of its small members are refused."""
     for key in ("hidden_size_per_layer_input", "num_kv_shared_layers", "use_double_wide_mlp"):
@@ -346,7 +331,7 @@ def _gemma4(reader: _Reader) -> FullAttention:
     )
 
 
-def _latent_attention(reader: _Reader) -> LatentAttention:
+def _latent_attention(reader: Reader) -> LatentAttention:
     if reader.config.get("attention_bias"):
         raise reader.refuse("`attention_bias` with latent attention")
     return LatentAttention(

@@ -73,6 +73,11 @@ class ModelSpec(Record, frozen=True, kw_only=True, omit_defaults=True):
     holds for all layers, or with `full_attention_every` n for all but each n-th, whose shape is
     `full_attention` where that differs. `rotary_fraction` is the part of a head that is rotated.
 
+    `unit_offset_norm`: norm weights are stored as their difference from 1; `scaled_embeddings`: embeddings
+    are multiplied by sqrt(hidden). Attention scores are divided by sqrt(`attention_scalar`) (None: the head
+    width) and, like the logits, squashed to c * tanh(x / c) where a softcap c is given. `local_rope_theta` is
+    the base of the sliding layers' positions, which are not scaled (None: as in all others).
+
     `parameters` is N_m of the cost model in use, which is always derived: a value in a file is ignored.
     `head_dim` None means hidden / attention_heads; `kv_heads` None means attention_heads.
 
@@ -105,12 +110,18 @@ class ModelSpec(Record, frozen=True, kw_only=True, omit_defaults=True):
     parallel_attention: bool = False
     shared_norm: bool = False
     attention_sinks: bool = False
+    attention_scalar: float | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    unit_offset_norm: bool = False
+    scaled_embeddings: bool = False
     sliding_window: int | None = None
     full_attention_every: int | None = None
     full_attention: FullAttention | None = None
     learned_positions: int = 0
     max_positions: int = 0
     rope_theta: float = 10000.0
+    local_rope_theta: float | None = None
     rotary_fraction: float = 1.0
     rope_scaling: RopeScaling | None = None
     activation: str = "silu"
@@ -128,6 +139,11 @@ class ModelSpec(Record, frozen=True, kw_only=True, omit_defaults=True):
     def head_width(self) -> int:
         """Width d_h of one attention head."""
         return self.head_dim if self.head_dim is not None else self.hidden // self.attention_heads
+
+    def is_full_attention(self, layer: int) -> bool:
+        """Whether layer `layer` (from 0) attends to the whole context rather than to a sliding window."""
+        every = self.full_attention_every
+        return self.sliding_window is None or (every is not None and (layer + 1) % every == 0)
 
     @property
     def has_lm_head(self) -> bool:

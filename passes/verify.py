@@ -126,7 +126,10 @@ POSITIVE = {
     "options": ("steps",),
 }
 POSITIVE_MODEL = ("layers", "hidden", "ffn", "vocabulary", "bytes_per_parameter", "attention_heads")
-OPTIONAL_MODEL = ("kv_heads", "head_dim", "sliding_window", "full_attention_every")
+OPTIONAL_MODEL = (
+    "kv_heads", "head_dim", "sliding_window", "full_attention_every", "attention_scalar", "attention_softcap",
+    "logit_softcap", "local_rope_theta",
+)  # fmt: skip
 NOT_NEGATIVE_HARDWARE = ("gamma_M", "gamma_K", "nongemm_seconds", "kernel_seconds")
 PRIMITIVES = ("collective", "point_to_point", "all_gather", "reduce_scatter")
 

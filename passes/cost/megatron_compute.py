@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ir_schema.hardware import Hardware
 from ir_schema.model import ModelSpec, padded_vocabulary
 from ir_schema.problem import Layout
-from passes.cost.parameters import attention_shape, has_experts, is_full_attention, stage_layers
+from passes.cost.parameters import attention_shape, has_experts, stage_layers
 
 Array = NDArray[np.float64]
 Kind = tuple[bool, bool]
@@ -42,7 +42,7 @@ def stage_kinds(spec: ModelSpec, pipeline_parallel: int) -> tuple[tuple[tuple[Ki
     return tuple(
         tuple(
             Counter(
-                (is_full_attention(spec, i), has_experts(spec, i))
+                (spec.is_full_attention(i), has_experts(spec, i))
                 for i in stage_layers(spec, pipeline_parallel, stage)
             ).items()
         )

@@ -42,13 +42,6 @@ class AttentionShape:
     shared_projection: bool = False
 
 
-def is_full_attention(spec: ModelSpec, layer: int) -> bool:
-    """Whether layer `layer` (from 0) attends to the whole context rather than to a sliding window."""
-    if spec.sliding_window is None:
-        return True
-    return spec.full_attention_every is not None and (layer + 1) % spec.full_attention_every == 0
-
-
 def has_experts(spec: ModelSpec, layer: int) -> bool:
     """Whether the feed-forward part of layer `layer` (from 0) is a mixture of experts."""
     return spec.experts is not None and layer >= spec.experts.dense_layers
@@ -76,7 +69,7 @@ def stage_layers(spec: ModelSpec, pipeline_parallel: int, stage: int) -> range:
 @lru_cache(maxsize=4096)
 def layer_shard(spec: ModelSpec, layer: int, tensor_parallel: int = 1, expert_parallel: int = 1) -> Shard:
     """Parameters of one layer on one GPU."""
-    dense = _attention(spec, is_full_attention(spec, layer), tensor_parallel) + _norms(spec)
+    dense = _attention(spec, spec.is_full_attention(layer), tensor_parallel) + _norms(spec)
     if not has_experts(spec, layer):
         return Shard(dense + _feed_forward(spec, spec.ffn, tensor_parallel))
     assert spec.experts is not None

@@ -5,7 +5,6 @@ parameters where one was found, and where both come from. Such files are data: a
 """
 
 import difflib
-import json
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ from typing import Any
 import msgspec
 
 from ir_schema.base import Head, Record
+from ir_schema.config_reader import decode_config
 from ir_schema.diagnostics import DiagnosticError, error
+from ir_schema.hugging_face import import_config
 from ir_schema.model import ModelSpec
-from rpegc.models.hugging_face import import_config
 
 
 class Facts(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -81,17 +81,3 @@ def load_model(name: str, head: Head, directory: Path | None = None) -> ModelSpe
             [error("E320", f"cannot read model config `{name}`: {reason}", "models")]
         ) from exc
     return import_config(decode_config(data, name), head, name)
-
-
-def decode_config(data: bytes, name: str) -> dict[str, Any]:
-    """The JSON object in a `config.json`; `Infinity` and `NaN`, which published files contain, are accepted.
-
-    Raises DiagnosticError E322.
-    """
-    try:
-        config = json.loads(data)
-    except (ValueError, RecursionError) as exc:
-        raise DiagnosticError([error("E322", f"`{name}` is not JSON: {exc}", "models")]) from exc
-    if not isinstance(config, dict):
-        raise DiagnosticError([error("E322", f"`{name}` is not a model config: not a JSON object", "models")])
-    return config

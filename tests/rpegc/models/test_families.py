@@ -64,7 +64,7 @@ def test_recurrent_families_are_refused_by_name(family, more):
 
 
 @pytest.mark.parametrize(
-    "family", ["olmo", "gpt2", "gpt_neox", "starcoder2", "gemma3_text", "llama4_text", "x y"]
+    "family", ["olmo", "gpt2", "gpt_neox", "starcoder2", "gemma3n_text", "llama4_text", "x y"]
 )
 def test_other_families_are_refused_by_name(family):
     with pytest.raises(DiagnosticError) as caught:

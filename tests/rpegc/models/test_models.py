@@ -140,9 +140,12 @@ GROUPED = D * D * 2 + 2 * D * 64
             2 * V * D + LAYERS * (GROUPED + 2 * D + 128 + 3 * D * 512 + 1024 + D + 2 * D) + D,
         ),
         ({"model_type": "qwen2"}, 2 * V * D + LAYERS * (GROUPED + D + 128 + 3 * D * 512 + 2 * D) + D),
-        ({"model_type": "qwen3"}, 2 * V * D + LAYERS * (GROUPED + 64 + 3 * D * 512 + 2 * D) + D),
-        ({"model_type": "gemma"}, V * D + LAYERS * (GROUPED + 3 * D * 512 + 2 * D) + D),
-        ({"model_type": "gemma2"}, V * D + LAYERS * (GROUPED + 3 * D * 512 + 4 * D) + D),
+        (
+            {"model_type": "qwen3", "head_dim": 32},
+            2 * V * D + LAYERS * (GROUPED + 64 + 3 * D * 512 + 2 * D) + D,
+        ),
+        ({"model_type": "gemma", "head_dim": 32}, V * D + LAYERS * (GROUPED + 3 * D * 512 + 2 * D) + D),
+        ({"model_type": "gemma2", "head_dim": 32}, V * D + LAYERS * (GROUPED + 3 * D * 512 + 4 * D) + D),
         (
             {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
             2 * V * D + LAYERS * (GROUPED + 4 * (3 * D * 512 + D) + 2 * D) + D,
