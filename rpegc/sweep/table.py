@@ -68,8 +68,8 @@ def _columns(point: Point) -> list[str]:
         return [gpus, *["-"] * 7, f"{found.code}: {found.message}"]
     return [
         gpus,
-        f"{f.tokens_per_second:.5g}",
-        f"{f.tokens_per_second_per_gpu:.4g}",
+        _rate(f.tokens_per_second),
+        _rate(f.tokens_per_second_per_gpu),
         duration(f.step_time_s),
         f"{f.gpu_hours_per_million_tokens:.4g}",
         f"{100 * f.utilization:.1f} %",
@@ -77,3 +77,8 @@ def _columns(point: Point) -> list[str]:
         "-" if f.optimality_gap is None else f"{100 * f.optimality_gap:.1f} %",
         "*" if point.front else "" if f.fits else "does not fit in memory",
     ]
+
+
+def _rate(tokens: float) -> str:
+    """Tokens/s with four digits or all before the point."""
+    return f"{tokens:.0f}" if tokens >= 1e4 else f"{tokens:.4g}"

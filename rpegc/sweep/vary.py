@@ -21,8 +21,6 @@ from rpegc.text.grammar import SHAPES
 OPTION = "--vary"
 BLOCKS = tuple(keyword for keyword, shape in SHAPES.items() if "block" in shape.parts)
 _STEP = re.compile(r'\s*(?:"(?P<quoted>[^"]*)"|(?P<bare>[^.="]*?))\s*(?P<end>[.=]|$)')
-
-
 _UNQUOTED = re.compile(r"[A-Za-z0-9_][-./]+[A-Za-z_]|[A-Za-z_][-./]+[0-9]")
 """What looks like a name that needs quotes."""
 
@@ -57,8 +55,8 @@ class Variation:
         """`found`, whose first label points to this variation, as a fault of the command line."""
         here = [(x.text, x.span) for x in found.labels if x.span is not None and self.holds(x.span)]
         labels = tuple(Label(text=text, span=self._local(span)) for text, span in here)
-        help = found.help
-        if not help and _UNQUOTED.search(self.text.partition("=")[2]):
+        help, values = found.help, self.text.partition("=")[2]
+        if not help and '"' not in values and _UNQUOTED.search(values):
             help = f"strings need quotes, and these quotes of the shell: `--vary '{self.key}=\"…\"'`"
         told = msgspec.structs.replace(found, labels=labels, help=help)
         return UsageFailure([told], source_name=OPTION, source_text=self.text)
