@@ -7,7 +7,6 @@ estimated time, then (P_t, P_p, P_d, mb, waves), then origin: the order in which
 
 import dataclasses
 import itertools
-import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ir_schema.device import Allocation, Coordinate
+from ir_schema.device import Coordinate
 from ir_schema.problem import PartialPlacement, Placement
 from passes.search.constraints import Extent, Rules, divisors
 from passes.search.evaluator import Evaluator
@@ -90,28 +89,22 @@ class Candidates:
         return sorted({s.gpus for s in self.shapes})
 
     @cached_property
-    def by_size(self) -> dict[int, tuple[Shape, ...]]:
-        """Shapes by number of GPUs, in order."""
-        return {n: tuple(s for s in self.shapes if s.gpus == n) for n in self.sizes}
+    def numbers_on(self) -> dict[int, NDArray[np.int64]]:
+        """Shape numbers by number of GPUs, in order."""
+        gpus = np.array([s.gpus for s in self.shapes], dtype=np.int64)
+        return {n: self.numbers[gpus == n] for n in self.sizes}
 
-    def sample(self, rng: random.Random) -> Placement:
-        """A shape drawn uniformly, at an origin drawn uniformly."""
-        shape = self.shapes[rng.randrange(len(self.shapes))]
-        origins = self.origins[shape.placement.extent]
-        return shape.at(origins[rng.randrange(len(origins))])
-
-    def sample_smaller(self, rng: random.Random, place: Allocation) -> Placement:
-        """A shape of fewer GPUs than `place`, inside it where an origin lies there. There must be one."""
-        shapes = self._smaller(place.gpus)
-        shape = shapes[rng.randrange(len(shapes))]
-        extent = shape.placement.extent
-        origins = self.origins[extent]
-        inside = [o for o in origins if Allocation(origin=o, extent=extent).overlap(place) == shape.gpus]
-        choice = inside or origins
-        return shape.at(choice[rng.randrange(len(choice))])
-
-    def _smaller(self, than: int) -> tuple[Shape, ...]:
-        return tuple(s for n in self.sizes if n < than for s in self.by_size[n])
+    @cached_property
+    def front(self) -> dict[int, NDArray[np.int64]]:
+        """Those of `numbers_on` than which none on as many GPUs is faster and as small, or smaller and as
+        fast; fastest first."""
+        kept: dict[int, list[int]] = {n: [] for n in self.sizes}
+        least: dict[int, int] = {}
+        for s, number in zip(self.shapes, self.numbers.tolist(), strict=True):
+            if s.gpus not in least or s.nbytes < least[s.gpus]:
+                least[s.gpus] = s.nbytes
+                kept[s.gpus].append(number)
+        return {n: np.array(numbers, dtype=np.int64) for n, numbers in kept.items()}
 
 
 def _worth_spreading(shapes: Iterable[Shape]) -> list[Shape]:
@@ -243,7 +236,8 @@ class Enumeration:
                 yield self._shape(p, nbytes)
 
     def _shape(self, p: Placement, nbytes: int) -> Shape:
-        time_ns = self.evaluator.operator_ns(self.rules.vertex.name, p)
+        vertex = self.evaluator.placed.index(self.rules.vertex.name)
+        time_ns = self.evaluator.operator_ns(vertex, self.evaluator.shape(vertex, p))
         return Shape(placement=p, gpus=p.layout.gpus, time_ns=time_ns, nbytes=nbytes)
 
     def _legal(self) -> Iterator[tuple[Placement, int]]:

@@ -10,14 +10,17 @@ import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from ir_schema.problem import Placement, Problem
 from passes.search.candidates import Candidates
+from passes.search.evaluator import Row
 from passes.search.greedy import widest
 from passes.search.masks import gpu_mask
 from passes.search.space import Space
-from passes.structure import Plan
 
 MOST_PLANS = 1000
+AT_ONCE = 32
 
 Choice = tuple[int, tuple[Placement, ...]]
 
@@ -168,21 +171,32 @@ def _each(candidates: Candidates) -> Iterator[Choice]:
             yield shape.time_ns, (placement,)
 
 
-def concurrent(space: Space) -> tuple[Plan, bool]:
-    """The first plan that fits in memory, and True; the fastest, and False, if none was found that does."""
-    placed = set(space.vertices)
-    rows = [[v for v in row if v in placed] for row in levels(space.problem)]
+def _plans(space: Space) -> Iterator[Row]:
+    """Plans by estimated step time."""
+    number = {v: i for i, v in enumerate(space.vertices)}
+    rows = [[v for v in row if v in number] for row in levels(space.problem)]
     rows = [row for row in rows if row]
-    first: Plan | None = None
-    plans = by_sum([_Listed(_level_choices(space, row)) for row in rows])
-    for _, choices in itertools.islice(plans, MOST_PLANS):
+    for _, choices in by_sum([_Listed(_level_choices(space, row)) for row in rows]):
         plan = {
             v: p
             for row, (_, placements) in zip(rows, choices, strict=True)
             for v, p in zip(row, placements, strict=True)
         }
-        first = plan if first is None else first
-        if space.evaluator.peak(plan) <= space.evaluator.limit_bytes:
-            return plan, True
+        yield space.evaluator.row(plan)
+
+
+def concurrent(space: Space) -> tuple[Row, bool]:
+    """The first plan that fits in memory, and True; the fastest, and False, if none was found that does."""
+    plans = itertools.islice(_plans(space), MOST_PLANS)
+    first: Row | None = None
+    for count in itertools.chain((1,), itertools.repeat(AT_ONCE)):
+        rows = list(itertools.islice(plans, count))
+        if not rows:
+            break
+        first = rows[0] if first is None else first
+        peaks = space.evaluator.evaluate_rows(np.array(rows)).peak_bytes
+        fitting = np.flatnonzero(peaks <= space.evaluator.limit_bytes)
+        if len(fitting):
+            return rows[fitting[0]], True
     assert first is not None, "every vertex has candidates"
     return first, False

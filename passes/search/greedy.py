@@ -1,9 +1,11 @@
 """Plans that give every vertex all GPUs, one after another: the greedy one, in the fastest layouts
 (semantics: Search), and the leanest one, from which a search starts where neither heuristic's plan fits."""
 
+import numpy as np
+
 from passes.search.candidates import Candidates
+from passes.search.evaluator import Row
 from passes.search.space import Space
-from passes.structure import Plan
 
 
 def widest(candidates: Candidates) -> Candidates:
@@ -11,15 +13,17 @@ def widest(candidates: Candidates) -> Candidates:
     return candidates.on(candidates.sizes[-1])
 
 
-def greedy(space: Space) -> Plan:
+def greedy(space: Space) -> Row:
     """The plan. Its layouts fit in memory one by one, but perhaps not together."""
-    return {v: next(iter(widest(space.candidates[v]))) for v in space.vertices}
+    return _wide(space, 0)
 
 
-def leanest(space: Space) -> Plan:
+def leanest(space: Space) -> Row:
     """The plan on the same GPUs whose layouts need least memory one by one, fast or slow."""
-    plan = {}
-    for v in space.vertices:
-        candidates = widest(space.candidates[v])
-        plan[v] = candidates.placements(min(candidates.shapes, key=lambda s: s.nbytes))[0]
-    return plan
+    return _wide(space, -1)
+
+
+def _wide(space: Space, position: int) -> Row:
+    """All vertices on all GPUs in shapes at this position of their front."""
+    row = [(c.front[c.sizes[-1]][position], c.starts[c.sizes[-1]][0]) for c in space.options]
+    return np.array(row, dtype=np.int64)

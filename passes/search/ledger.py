@@ -1,6 +1,6 @@
 """The books of one search: what was evaluated, what it was worth, what is best, and when to stop.
 
-Scores, utilisations and peaks are what is cached; the objective is applied when plans are compared. The
+Makespans, GPU-times and peaks are what is cached; the objective is applied when plans are compared. The
 best Score so far enters the efficiency objective; it is taken over only between rounds, so that results do
 not depend on the order of evaluation inside a round.
 """
@@ -8,17 +8,25 @@ not depend on the order of evaluation inside a round.
 import math
 import time
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ir_schema.base import Objective
-from passes.search.evaluator import Evaluation
-from passes.search.progress import WATCH, Progress
+from passes.schedule import BETA_OOM, raw_score
+from passes.search.evaluator import Evaluation, Row, Rows
+from passes.search.progress import WATCH, Improvement, Progress
 from passes.search.space import Space
 from passes.structure import Plan
 
 MAX_LOSS = 0.10
 FLOOR = 1e-12
 ELITE = 3
-EVERY = 64
+CHUNK = 256
+
+Figures = NDArray[np.int64]
+Values = NDArray[np.float64]
 
 
 class OutOfBudget(Exception):
@@ -29,50 +37,98 @@ class OutOfBudget(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Found:
-    """An evaluated plan of a structure."""
+    """An evaluated plan of a structure: its row, and its makespan [ns], reserved GPU-time [GPU ns] and
+    peak [bytes]."""
 
     space: Space
-    plan: Plan
-    evaluation: Evaluation
+    row: Row
+    figures: tuple[int, int, int]
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+        return self.space.evaluator.plan(self.row)
+
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        """What the figures mean."""
+        makespan, busy, peak = self.figures
+        evaluator = self.space.evaluator
+        return Evaluation(
+            makespan_ns=makespan,
+            score=raw_score(self.space.problem, makespan),
+            utilisation=busy / (evaluator.gpus * makespan) if makespan else 0.0,
+            peak_bytes=peak,
+            limit_bytes=evaluator.limit_bytes,
+        )
+
+
+@dataclass
+class _Pool:
+    """The plans of a structure that fit and are worth keeping."""
+
+    rows: Rows
+    figures: Figures
 
 
 class Ledger:
-    """See the module. `hard` rejects infeasible plans instead of penalising them (ablation A8)."""
+    """See the module. All `spaces` are structures of one problem. `hard` rejects infeasible plans instead of
+    penalising them (ablation A8)."""
 
     def __init__(
-        self, *, method: str, objective: Objective, budget: int, time_limit: float | None, hard: bool = False
+        self,
+        spaces: list[Space],
+        *,
+        method: str,
+        objective: Objective,
+        budget: int,
+        time_limit: float | None,
+        hard: bool = False,
     ) -> None:
+        self.spaces = spaces
         self.method = method
         self.objective = objective
         self.budget = budget
         self.hard = hard
         self.evaluations = 0
         self.cache_hits = 0
-        self.structures = 1
         self.best: Found | None = None
         self.nearest: Found | None = None
+        self.lower_bound_ns: int | None = None
+        self.proven = False
         self.termination = "none"
         self.tried: dict[str, list[Found]] = {}
         self.best_score = 0.0
         self._next_best_score = 0.0
         self._allowed: int | None = None
         self._started = time.monotonic()
-        self._time_limit = math.inf if time_limit is None else time_limit
-        self._deadline = self._started + self._time_limit
-        self._cache: dict[tuple[int, object], Evaluation] = {}
-        self._elite: dict[int, list[Found]] = {}
+        self._time_limit = time_limit
+        self._deadline = math.inf if time_limit is None else self._started + time_limit
+        self._known: dict[int, dict[bytes, int]] = {s.index: {} for s in spaces}
+        self._figures: Figures = np.empty((CHUNK, 3), dtype=np.int64)
+        self._pools = {
+            s.index: _Pool(np.empty((0, len(s.vertices), 2), np.int64), np.empty((0, 3), np.int64))
+            for s in spaces
+        }
         self._told = self._started
-        self._current = 0
+        self._current = spaces[0].index
+        problem, evaluator = spaces[0].problem, spaces[0].evaluator
+        workload = problem.workload
+        self._tokens = problem.options.steps * workload.sequences * workload.total_length
+        self._gpus = evaluator.gpus
+        self._limit = evaluator.limit_bytes
 
     # Limits ------------------------------------------------------------------------------------------
 
     def allow(self, evaluations: int | None, *, share_of_time: float = 1.0) -> None:
         """Allow so many further uncached evaluations (None: any) and this share of the remaining time."""
         self._allowed = None if evaluations is None else self.evaluations + evaluations
-        now = time.monotonic()
-        self._deadline = now + max(0.0, self._started + self._time_limit - now) * share_of_time
+        if self._time_limit is not None:
+            now = time.monotonic()
+            left = self._started + self._time_limit - now
+            self._deadline = now + max(0.0, left) * share_of_time
 
     def check(self) -> None:
         """Raises OutOfBudget if the search is to stop."""
@@ -82,31 +138,80 @@ class Ledger:
         if time.monotonic() >= self._deadline:
             raise OutOfBudget("time_limit")
 
+    @property
+    def late(self) -> bool:
+        """Whether the time limit is over."""
+        return self._time_limit is not None and time.monotonic() >= self._started + self._time_limit
+
+    @property
+    def left(self) -> float:
+        """Further uncached evaluations that are allowed."""
+        return math.inf if self._allowed is None else self._allowed - self.evaluations
+
     # Evaluating --------------------------------------------------------------------------------------
 
-    def evaluate(self, space: Space, plan: Plan, *, free: bool = False) -> Evaluation:
-        """The plan's evaluation, from the cache if it is there.
+    def evaluate(
+        self, space: Space, rows: Rows, keys: NDArray[np.uint64] | None = None, *, free: bool = False
+    ) -> Figures:
+        """Figures of the plans `rows` of `space`, (N, 3), from the cache where they are there; `keys` are
+        theirs if they are known already.
 
-        Raises OutOfBudget when a new evaluation is not allowed; `free` ones always are.
+        Raises OutOfBudget when not all new evaluations are allowed, after those that are; `free` ones always
+        are.
         """
-        key = (space.index, space.key(plan))
-        known = self._cache.get(key)
-        if known is not None:
-            self.cache_hits += 1
-            return known
-        if not free:
-            if self._allowed is not None and self.evaluations >= self._allowed:
-                raise OutOfBudget("budget")
-            self.check()
-        known = self._cache[key] = space.evaluator.evaluate(plan)
-        self.evaluations += 1
-        self._current = space.index
-        self._note(Found(space, plan, known))
-        return known
+        keys = space.evaluator.keys(rows) if keys is None else keys
+        known, number = self._known[space.index], self.evaluations
+        allowed = math.inf if free else self.left
+        fresh: list[int] = []
+        names: list[bytes] = []
+        at: list[int] = []
+        stopped: OutOfBudget | None = None
+        text = keys.tobytes()
+        for i in range(len(rows)):
+            name = text[16 * i : 16 * i + 16]
+            found = known.get(name)
+            if found is None:
+                if len(fresh) >= allowed:
+                    stopped = OutOfBudget("budget")
+                    break
+                found = known[name] = number + len(fresh)
+                fresh.append(i)
+                names.append(name)
+            at.append(found)
+        self.cache_hits += len(at) - len(fresh)
+        for start in range(0, len(fresh), CHUNK):
+            if not free:
+                try:
+                    self.check()
+                except OutOfBudget as stop:
+                    stopped = stop
+                    for name in names[start:]:
+                        del known[name]
+                    break
+            self._run(space, rows[fresh[start : start + CHUNK]])
+        if stopped is not None:
+            raise stopped
+        return self._figures[at]
 
-    def baseline(self, name: str, space: Space, plan: Plan) -> Found:
+    def _run(self, space: Space, rows: Rows) -> None:
+        end = self.evaluations + len(rows)
+        if end > len(self._figures):
+            self._figures = np.concatenate([self._figures, np.empty_like(self._figures)])
+        batch = space.evaluator.evaluate_rows(rows)
+        figures = self._figures[self.evaluations : end]
+        figures[:, 0], figures[:, 1], figures[:, 2] = batch.makespan_ns, batch.busy, batch.peak_bytes
+        self.evaluations = end
+        self._current = space.index
+        self._note(space, rows, figures)
+
+    def evaluate_one(self, space: Space, row: Row, *, free: bool = False) -> Found:
+        """The plan `row`, evaluated as `evaluate` does."""
+        makespan, busy, peak = self.evaluate(space, row[None], free=free)[0].tolist()
+        return Found(space, row, (makespan, busy, peak))
+
+    def baseline(self, name: str, space: Space, row: Row) -> Found:
         """Evaluate the plan of heuristic `name`, whatever the budget."""
-        found = Found(space, plan, self.evaluate(space, plan, free=True))
+        found = self.evaluate_one(space, row, free=True)
         self.tried.setdefault(name, []).append(found)
         return found
 
@@ -115,79 +220,142 @@ class Ledger:
         """Score [tokens/s] of each heuristic's best plan that fits, over all structures."""
         scores = {}
         for name, tried in self.tried.items():
-            fitting = [f.evaluation for f in tried if f.evaluation.feasible]
+            fitting = [f for f in tried if f.evaluation.feasible]
             if fitting:
-                scores[name] = max(fitting, key=self.value).score
+                scores[name] = max(fitting, key=self.value).evaluation.score
         return scores
 
-    def value(self, e: Evaluation) -> float:
-        """The objective, reduced by the memory penalty."""
-        if e.feasible:
-            return self._raw(e)
-        return 0.0 if self.hard else self._raw(e) * e.penalty
+    def fits(self, figures: Figures) -> NDArray[np.bool_]:
+        """Which plans keep within M_eff."""
+        fitting: NDArray[np.bool_] = figures[..., 2] <= self._limit
+        return fitting
 
-    def _raw(self, e: Evaluation) -> float:
-        if self.objective == "throughput":
-            return e.score
-        return e.score * e.utilisation if e.score >= (1 - MAX_LOSS) * self.best_score else FLOOR
+    def values(self, figures: Figures) -> Values:
+        """The objective, reduced by the memory penalty."""
+        makespan, busy, peak = figures[..., 0], figures[..., 1], figures[..., 2]
+        seconds = np.maximum(makespan, 1) * 1e-9
+        scores: Values = np.where(makespan > 0, self._tokens / seconds, 0.0)
+        raw = scores
+        if self.objective == "efficiency":
+            weighted = scores * (busy / (self._gpus * np.maximum(makespan, 1)))
+            raw = np.where(scores >= (1 - MAX_LOSS) * self.best_score, weighted, FLOOR)
+        over = np.maximum(0.0, peak / self._limit - 1)
+        penalty = 0.0 if self.hard else np.exp(-BETA_OOM * over)
+        values: Values = np.where(over > 0, raw * penalty, raw)
+        return values
+
+    def value(self, found: Found) -> float:
+        """`values` of one plan."""
+        return float(self.values(np.array(found.figures)))
+
+    def ceiling(self, makespan_ns: NDArray[np.int64]) -> Values:
+        """What a plan is worth at most whose makespan is at least this."""
+        seconds = np.maximum(makespan_ns, 1) * 1e-9
+        values: Values = np.where(makespan_ns > 0, self._tokens / seconds, math.inf)
+        return values
 
     def end_round(self) -> None:
         """Take over the best Score of the plans that fit, as the efficiency objective's yardstick."""
         if self._next_best_score > self.best_score:
             self.best_score = self._next_best_score
             if self.objective == "efficiency":
-                self._choose_again()
+                kept = [f for space in self.spaces for f in self._kept(space)]
+                self.best = max(kept, key=self.value, default=None)
 
-    def _note(self, found: Found) -> None:
-        e = found.evaluation
-        if not e.feasible:
-            if self.nearest is None or e.peak_bytes < self.nearest.evaluation.peak_bytes:
-                self.nearest = found
-            self._tell()
-            return
-        self._next_best_score = max(self._next_best_score, e.score)
-        if self.best is None or self.value(e) > self.value(self.best.evaluation):
-            self.best = found
-            self._tell(improved=True)
-        else:
-            self._tell()
-        elite = self._elite.setdefault(found.space.index, [])
-        elite.append(found)
-        if len(elite) > EVERY:
-            self._trim(elite)
+    def _note(self, space: Space, rows: Rows, figures: Figures) -> None:
+        fitting = np.flatnonzero(figures[:, 2] <= self._limit)
+        improved = False
+        if len(fitting):
+            self._next_best_score = max(
+                self._next_best_score, raw_score(space.problem, int(figures[fitting, 0].min()))
+            )
+            improved = self._keep(space, rows[fitting], figures[fitting])
+        if len(fitting) < len(rows):
+            i = int(figures[:, 2].argmin()) if not len(fitting) else -1
+            if i >= 0 and (self.nearest is None or figures[i, 2] < self.nearest.figures[2]):
+                makespan, busy, peak = figures[i].tolist()
+                self.nearest = Found(space, rows[i].copy(), (makespan, busy, peak))
+        self._tell(improved=improved)
 
-    def _trim(self, elite: list[Found]) -> None:
-        elite.sort(key=lambda f: -self.value(f.evaluation))
-        if self.objective == "throughput":
-            del elite[ELITE:]
+    def _keep(self, space: Space, rows: Rows, figures: Figures) -> bool:
+        """Keep what is worth it of plans that fit. Returns whether the best one is among them."""
+        pool = self._pools[space.index]
+        if self.objective == "throughput" and len(pool.rows) >= ELITE:
+            better = figures[:, 0] < pool.figures[-1, 0]
+            if not better.any():
+                return False
+            rows, figures = rows[better], figures[better]
+        values = self.values(figures)
+        i = int(values.argmax())
+        improved = self.best is None or values[i] > self.value(self.best)
+        if improved:
+            makespan, busy, peak = figures[i].tolist()
+            self.best = Found(space, rows[i].copy(), (makespan, busy, peak))
+        rows, figures = np.concatenate([pool.rows, rows]), np.concatenate([pool.figures, figures])
+        order = np.argsort(-self.values(figures), kind="stable")
+        kept = order[:ELITE]
+        if self.objective == "efficiency":
+            kept = order[np.isin(order, kept) | np.isin(order, _front(figures))]
+        self._pools[space.index] = _Pool(rows[kept], figures[kept])
+        return improved
 
-    def _choose_again(self) -> None:
-        everything = [f for elite in self._elite.values() for f in elite]
-        self.best = max(everything, key=lambda f: self.value(f.evaluation), default=None)
+    def _kept(self, space: Space) -> list[Found]:
+        pool = self._pools[space.index]
+        figures = [(m, b, p) for m, b, p in pool.figures.tolist()]
+        return [Found(space, row, f) for row, f in zip(pool.rows, figures, strict=True)]
 
     def elite(self, space: Space) -> list[Found]:
         """The best plans that fit, of all structures with the same vertices."""
-        for elite in self._elite.values():
-            self._trim(elite)
-        alike = [f for elite in self._elite.values() for f in elite if f.space.vertices == space.vertices]
-        return sorted(alike, key=lambda f: -self.value(f.evaluation))[:ELITE]
+        alike = [f for s in self.spaces if s.vertices == space.vertices for f in self._kept(s)]
+        return sorted(alike, key=lambda f: -self.value(f))[:ELITE]
+
+    def best_of(self, space: Space) -> Found | None:
+        """The best plan of `space` that fits."""
+        return max(self._kept(space), key=self.value, default=None)
 
     def runner_up(self, best: Found) -> Found | None:
         """The best plan that fits, of another structure than `best`'s if any has one, else of the same."""
-        everything = [f for elite in self._elite.values() for f in elite if f is not best]
+        everything = [f for s in self.spaces for f in self._kept(s)]
+        everything = [f for f in everything if f.space is not best.space or (f.row != best.row).any()]
         others = [f for f in everything if f.space is not best.space]
-        return max(others or everything, key=lambda f: self.value(f.evaluation), default=None)
+        return max(others or everything, key=self.value, default=None)
 
     # Telling -----------------------------------------------------------------------------------------
 
     def _tell(self, *, improved: bool = False) -> None:
         watch = WATCH.get()
-        if watch is None or watch.on_progress is None:
+        if watch is None:
             return
+        if improved and watch.on_improvement is not None:
+            watch.on_improvement(self._improvement())
         now = time.monotonic()
-        if improved or now - self._told >= watch.interval:
+        if watch.on_progress is not None and (improved or now - self._told >= watch.interval):
             self._told = now
             watch.on_progress(self.progress())
+
+    @property
+    def lower_bound_s(self) -> float | None:
+        """The proven bound on the step time; None where nothing was proven."""
+        if self.lower_bound_ns is None:
+            return None
+        return self.lower_bound_ns * 1e-9 / self.spaces[0].problem.options.steps
+
+    def _improvement(self) -> Improvement:
+        assert self.best is not None, "something improved"
+        return Improvement(
+            seconds=time.monotonic() - self._started,
+            evaluations=self.evaluations,
+            score=self.best.evaluation.score,
+            value=self.value(self.best),
+            step_s=self._step_s(self.best),
+            structure=self.best.space.structure.describe(),
+            plan=self.best.plan,
+            lower_bound_s=self.lower_bound_s,
+        )
+
+    @staticmethod
+    def _step_s(found: Found) -> float:
+        return found.evaluation.makespan_ns * 1e-9 / found.space.problem.options.steps
 
     def progress(self) -> Progress:
         """A snapshot."""
@@ -199,8 +367,22 @@ class Ledger:
             budget=self.budget,
             seconds=time.monotonic() - self._started,
             structure=self._current,
-            structures=self.structures,
+            structures=len(self.spaces),
             best=0.0 if self.best is None else self.best.evaluation.score,
             greedy=baselines.get("greedy", 0.0),
             concurrent=baselines.get("concurrent", 0.0),
+            time_limit=self._time_limit,
+            step_s=None if self.best is None else self._step_s(self.best),
+            lower_bound_s=self.lower_bound_s,
         )
+
+
+def _front(figures: Figures) -> NDArray[np.int64]:
+    """Plans than which none is at least as fast and has more of the product of Score and utilisation, which
+    rises with busy / makespan^2; fastest first."""
+    weighted = figures[:, 1] / np.maximum(figures[:, 0], 1).astype(float) ** 2
+    order = np.lexsort((-weighted, figures[:, 0]))
+    best = np.maximum.accumulate(weighted[order])
+    rising = np.concatenate([[True], best[1:] > best[:-1]])
+    front: NDArray[np.int64] = order[rising]
+    return front

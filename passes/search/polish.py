@@ -1,53 +1,19 @@
 """Polish: the best plan improved vertex by vertex until no change improves it (semantics: Search).
 
-Candidates that cannot improve are skipped without being evaluated: in every plan a GPU is busy for at
-least K_eval times the operators placed on it, which bounds the score from above.
+Candidates that cannot improve are skipped without being evaluated (`Load.bound`), and of those that differ
+only in where they stand one is tried.
 """
 
-from collections.abc import Iterator
-
 import msgspec
+import numpy as np
 
-from ir_schema.device import size
-from ir_schema.problem import Placement
-from passes.schedule import raw_score
-from passes.search.ledger import Found, Ledger
-from passes.search.masks import gpu_mask
+from passes.search.evaluator import Rows
+from passes.search.ledger import CHUNK, Found, Ledger
+from passes.search.neighbours import Neighbours
 from passes.search.space import Space
-from passes.structure import Plan
 
 
-class _Load:
-    """Time [ns] per step that the other vertices of a plan keep each GPU busy, by groups of GPUs."""
-
-    def __init__(self, space: Space, plan: Plan, without: str) -> None:
-        self.space = space
-        groups = [((1 << size(space.problem.device_space)) - 1, 0)]
-        for v in space.vertices:
-            if v == without:
-                continue
-            mask = gpu_mask(space.problem.device_space, plan[v].allocation)
-            time_ns = space.evaluator.least_ns(v, plan[v])
-            groups = [
-                (part, load + time_ns * inside)
-                for group, load in groups
-                for part, inside in ((group & mask, 1), (group & ~mask, 0))
-                if part
-            ]
-        self.groups = groups
-        self.most = max(load for _, load in groups)
-
-    def score_bound(self, vertex: str, placement: Placement) -> float:
-        """No plan that adds `vertex` so has a higher Score."""
-        space = self.space
-        mask = gpu_mask(space.problem.device_space, placement.allocation)
-        own = space.evaluator.least_ns(vertex, placement)
-        busiest = max(self.most, own + max(load for part, load in self.groups if part & mask))
-        steps = space.problem.options.steps
-        return raw_score(space.problem, steps * busiest) if busiest else float("inf")
-
-
-def polish(ledger: Ledger, found: Found) -> Found:
+def polish(ledger: Ledger, neighbours: Neighbours, found: Found) -> Found:
     """The plan reached from `found`; every step is better, and fits in memory once one does.
 
     What was reached before the ledger ran out is in the ledger's `best`.
@@ -55,31 +21,57 @@ def polish(ledger: Ledger, found: Found) -> Found:
     improved = True
     while improved:
         improved = False
-        for vertex in found.space.vertices:
-            better = _best_change(ledger, found, vertex)
+        for vertex in range(len(found.row)):
+            rows = _changes(neighbours, found, vertex)
+            better = best_of(ledger, found, rows)
+            ledger.end_round()
             if better is not None:
                 found, improved = better, True
     return found
 
 
-def _best_change(ledger: Ledger, found: Found, vertex: str) -> Found | None:
-    space, plan = found.space, found.plan
-    load = _Load(space, plan, vertex)
-    best = found
-    for placement in _changes(space, vertex, plan[vertex]):
-        value = ledger.value(best.evaluation)
-        if load.score_bound(vertex, placement) <= value:
+def best_of(ledger: Ledger, found: Found, rows: Rows, *, eager: bool = False) -> Found | None:
+    """The best of `rows` (the first of several) that is better than `found`, and fits if that does; None if
+    there is none. The promising ones are evaluated first, so that most others need not be; `eager` is content
+    with the best of the first chunk that has a better one."""
+    space, best = found.space, found
+    rows = rows[np.argsort(space.load.guess(rows), kind="stable")]
+    ceiling = ledger.ceiling(space.load.bound(rows))
+    for start in range(0, len(rows), CHUNK):
+        value, fits = ledger.value(best), best.evaluation.feasible
+        chunk = rows[start : start + CHUNK][ceiling[start : start + CHUNK] > value]
+        if not len(chunk):
             continue
-        changed = plan | {vertex: placement}
-        evaluation = ledger.evaluate(space, changed)
-        if ledger.value(evaluation) > value and (evaluation.feasible or not best.evaluation.feasible):
-            best = Found(space, changed, evaluation)
-    ledger.end_round()
+        figures = ledger.evaluate(space, chunk)
+        values = ledger.values(figures)
+        if fits:
+            values = np.where(ledger.fits(figures), values, -1.0)
+        i = int(values.argmax())
+        if values[i] > value:
+            makespan, busy, peak = figures[i].tolist()
+            best = Found(space, chunk[i], (makespan, busy, peak))
+            if eager:
+                break
     return None if best is found else best
 
 
-def _changes(space: Space, vertex: str, current: Placement) -> Iterator[Placement]:
-    """Every candidate, and the present placement with fewer waves."""
-    yield from space.candidates[vertex]
-    for waves in range(1, current.waves):
-        yield msgspec.structs.replace(current, waves=waves)
+def _changes(neighbours: Neighbours, found: Found, vertex: int) -> Rows:
+    """Every candidate of a vertex on every kind of place, and the present placement with fewer waves."""
+    space, row = found.space, found.row
+    made = [_fewer_waves(space, found, vertex)]
+    for n, start in neighbours.places(row, (vertex,)).tolist():
+        numbers = space.options[vertex].numbers_on[n]
+        rows = np.repeat(row[None], len(numbers), axis=0)
+        rows[:, vertex, 0] = numbers
+        rows[:, vertex, 1] = start
+        made.append(rows)
+    rows = np.concatenate(made)
+    return rows[space.allows(rows)]
+
+
+def _fewer_waves(space: Space, found: Found, vertex: int) -> Rows:
+    placement = found.plan[space.vertices[vertex]]
+    rows = np.repeat(found.row[None], placement.waves - 1, axis=0)
+    for new, waves in zip(rows, range(1, placement.waves), strict=True):
+        new[vertex, 0] = space.evaluator.shape(vertex, msgspec.structs.replace(placement, waves=waves))
+    return rows

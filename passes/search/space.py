@@ -1,18 +1,26 @@
 """What is searched for one structure: its problem, its evaluator, and every vertex's candidates."""
 
+import dataclasses
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ir_schema.diagnostics import Diagnostic
 from ir_schema.problem import PartialPlacement, Problem
 from passes.search.candidates import Candidates, Enumeration
 from passes.search.constraints import Rules
-from passes.search.evaluator import Evaluator
+from passes.search.evaluator import Evaluator, Rows
 from passes.search.legality import explain
+from passes.search.load import Load
+from passes.search.restriction import EVERYTHING, DecisionSpace, Relation
 from passes.search.structures import Structure
-from passes.structure import Plan
 
 Enumerated = tuple[Candidates, list[Diagnostic]]
+Block = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -24,20 +32,62 @@ class Space:
     problem: Problem
     evaluator: Evaluator
     candidates: Mapping[str, Candidates]
+    within: DecisionSpace = EVERYTHING
 
     @property
     def vertices(self) -> tuple[str, ...]:
         """The vertices to be placed, by index."""
         return self.evaluator.placed
 
-    def key(self, plan: Plan) -> object:
-        """What identifies the plan within the structure, up to moves that change nothing.
+    @cached_property
+    def options(self) -> list[Candidates]:
+        """Candidates by vertex number."""
+        return [self.candidates[v] for v in self.vertices]
 
-        On a homogeneous machine time and memory depend on every vertex's shape, on how many GPUs each set
-        of vertices shares, and on the tier that each two allocations span; where exactly they stand does
-        not matter.
-        """
-        return self.evaluator.canonical(plan)
+    @cached_property
+    def load(self) -> Load:
+        """Loads of rows."""
+        return Load(self.evaluator)
+
+    @property
+    def size(self) -> int:
+        """Number of plans made of candidates."""
+        count = 1
+        for options in self.options:
+            count *= len(options)
+        return count
+
+    @cached_property
+    def relations(self) -> list[tuple[int, int, Relation]]:
+        """Pairs of vertices whose allocations may not lie in any way."""
+        role = {v.name: v.role for v in self.problem.graph.vertices}
+        pairs = itertools.combinations(range(len(self.vertices)), 2)
+        related = [
+            (u, v, self.within.relation(role[self.vertices[u]], role[self.vertices[v]])) for u, v in pairs
+        ]
+        return [(u, v, r) for u, v, r in related if r != "any"]
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """The vertices in groups whose allocations must be the same, by smallest number."""
+        block = list(range(len(self.vertices)))
+        for u, v, relation in self.relations:
+            if relation == "same":
+                block = [block[u] if b == block[v] else b for b in block]
+        return [tuple(v for v, b in enumerate(block) if b == c) for c in dict.fromkeys(block)]
+
+    def allows(self, rows: Rows) -> NDArray[np.bool_]:
+        """Whether the decision space contains each of `rows`, which are made of candidates, (N,)."""
+        allowed = np.ones(len(rows), dtype=bool)
+        if not self.relations:
+            return allowed
+        first, gpus = rows[:, :, 1], self.load.gpus(rows)
+        end = first + gpus
+        for u, v, relation in self.relations:
+            same = (first[:, u] == first[:, v]) & (gpus[:, u] == gpus[:, v])
+            disjoint = (end[:, u] <= first[:, v]) | (end[:, v] <= first[:, u])
+            allowed &= {"same": same, "disjoint": disjoint, "same_or_disjoint": same | disjoint}[relation]
+        return allowed
 
 
 def build(
@@ -47,6 +97,8 @@ def build(
     *,
     excluded: int = 0,
     fixed_microbatches: bool = False,
+    within: DecisionSpace = EVERYTHING,
+    threads: int = 1,
     known: dict[object, Enumerated] | None = None,
 ) -> tuple[Space, list[Diagnostic]]:
     """The space of `structure`, and why candidate sets are empty if any is.
@@ -54,7 +106,7 @@ def build(
     `known` carries candidates over between structures that differ in how they split and fuse, and in the
     staleness of other models, only.
     """
-    evaluator = Evaluator(problem)
+    evaluator = Evaluator(problem, threads)
     known = {} if known is None else known
     alike = (
         tuple((v.name, v.role, v.model) for v in problem.graph.vertices),
@@ -72,8 +124,10 @@ def build(
                 evaluator, Rules(problem, v, excluded), fixed, fixed_microbatches=fixed_microbatches
             )
             enumerated = enumeration.candidates()
-            known[identity] = enumerated, [] if len(enumerated) else explain(enumeration)
+            reasons = [] if len(enumerated) else explain(enumeration)
+            enumerated = dataclasses.replace(enumerated, shapes=tuple(within.shapes(enumerated.shapes)))
+            known[identity] = enumerated, reasons
         unbound, reasons = known[identity]
         candidates[v.name] = unbound.bound(evaluator)
         found += reasons
-    return Space(index, structure, problem, evaluator, candidates), found
+    return Space(index, structure, problem, evaluator, candidates, within), found
