@@ -39,11 +39,12 @@ class Request:
 def sweep_and_print(request: Request, console: Console) -> int:
     """Run one command line; its exit code. Raises what `Console.guard` turns into one."""
     csv_file, plot_file = _outputs(request)
-    pipeline = named_pipeline(f"O{request.level or '2'}")
-    if request.search:
-        pipeline = pipeline.replace_options("search", **request.search)
     candidates = _candidates(request, console)
-    points, interrupted = _compile(candidates, pipeline, request.jobs or cores(), console)
+    jobs = min(request.jobs or cores(), len(candidates))
+    share = {"threads": max(1, cores() // jobs)}
+    level = named_pipeline(f"O{request.level or '2'}")
+    pipeline = level.replace_options("search", **{**share, **request.search})
+    points, interrupted = _compile(candidates, pipeline, jobs, console)
     keys = tuple(candidates[0].values)
     done = with_front([points[i] for i in sorted(points)])
     sweep = Sweep(source=request.file, keys=keys, points=done, interrupted=interrupted)

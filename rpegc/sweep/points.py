@@ -130,7 +130,6 @@ def compiled(
     pipeline. Closing the iterator, or an interrupt, ends the processes.
     """
     waiting = deque(enumerate(candidates))
-    jobs = max(1, min(jobs, len(candidates)))
     while waiting:
         with workers(jobs) as pool:
             yield from _until_broken(waiting, pipeline, jobs, pool)
