@@ -67,7 +67,7 @@ def plot(rows: Sequence[Row], canvas: Any) -> None:
             )
         axis.set_xticks(range(len(gpus)), [f"{g} GPUs" for g in gpus])
         axis.set_ylabel(label)
-        axis.legend()
+    axis.legend()
 
 
 STUDY = Study(

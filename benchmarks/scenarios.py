@@ -46,6 +46,9 @@ SWEEPS: dict[str, tuple[tuple[int, Sizes], ...]] = {
 STRONG = (8, 16, 32, 64, 128)
 """GPUs of the strong scaling study."""
 
+NOMINAL_BYTES = 96 * 2**30
+"""Memory of a GH200 by its name; what its driver offers, and the hardware file holds, is 0.4 % less."""
+
 STABILITY = (64, 128, 256, 512, 1024)
 """GPUs of the stability study (Table X)."""
 
@@ -132,9 +135,10 @@ def convergence(gpus: int) -> Problem:
     return ppo(f"convergence-{gpus}", topology, (size, size, size), 2048, (128, 384))
 
 
-def strong(gpus: int) -> Problem:
-    """13B models, B 1024, L_p 128, L_r 384, on 8 to 128 GPUs."""
-    return ppo(f"strong-{gpus}", TOPOLOGY[gpus], (13, 13, 13), 1024, (128, 384))
+def strong(gpus: int, memory_bytes: float | None = None) -> Problem:
+    """13B models, B 1024, L_p 128, L_r 384, on 8 to 128 GPUs; `memory_bytes` as of `ppo`."""
+    sizes = (13, 13, 13)
+    return ppo(f"strong-{gpus}", TOPOLOGY[gpus], sizes, 1024, (128, 384), memory_bytes=memory_bytes)
 
 
 def weak() -> Iterator[tuple[dict[str, object], Problem]]:

@@ -64,8 +64,8 @@ class Scale:
     gpus: int
 
     def search(self, seed: int = 0, **options: Any) -> Search:
-        """The compiler's search with this budget; `options` are those of `Search`."""
-        return Search(budget=self.budget, seed=seed, **options)
+        """The compiler's search with this budget, on one core; `options` are those of `Search`."""
+        return Search(budget=self.budget, seed=seed, threads=1, **options)
 
 
 @dataclass(frozen=True)
