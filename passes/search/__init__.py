@@ -46,9 +46,9 @@ class Search(Settings, Pass[Problem, Configuration]):
 
     `method` is `none` (the plan in the file), `greedy`, `concurrent`, `sa` (simulated annealing) or `auto`
     (systematic search; the optimum where all plans can be looked at). `budget` counts evaluations that are
-    not in the cache. `sa` anneals with half of it, split evenly over structures, and polishes with all that
-    annealing leaves. `time_limit` [s] is an additional cap. `seed` starts the random choices. `threads`
-    evaluate (none: one per core); their number changes no result.
+    not in the cache (none: as many as `time_limit` allows). `sa` anneals with half of it, split evenly over
+    structures, and polishes with all that annealing leaves. `time_limit` [s] is an additional cap. `seed`
+    starts the random choices. `threads` evaluate (none: one per core); their number changes no result.
 
     The others take something away, to measure what it is worth (ablations A1 to A9):
     `no_splitting` leaves generation and inference as whole operators; `no_asynchrony` keeps every staleness

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from passes.search.construct import Construction
-from passes.search.evaluator import Row, Rows
+from passes.search.evaluator import Row
 from passes.search.exact import enumerable, enumerate_all, with_every_wave
 from passes.search.ledger import CHUNK, Found, Ledger, OutOfBudget
 from passes.search.neighbours import Neighbours
@@ -131,17 +131,14 @@ class Walk:
 
     def _moved_pair(self, found: Found) -> Found | None:
         """The plan after moving a pair of blocks; None if none of the promising moves improves it."""
+        limit = self.ledger.slowest(found)
         for a, b in itertools.combinations(self._by_weight(found, self.space.blocks), 2):
-            rows = self.neighbours.pairs(found.row, a, b)
-            better = best_of(self.ledger, found, self._promising(rows), eager=True)
+            rows = self.neighbours.pairs(found.row, a, b, limit, CHUNK)
+            better = best_of(self.ledger, found, rows, eager=True)
             self.ledger.end_round()
             if better is not None:
                 return better
         return None
-
-    def _promising(self, rows: Rows) -> Rows:
-        order = np.argsort(self.space.load.guess(rows), kind="stable")
-        return rows[order[:CHUNK]]
 
     def _by_weight(self, found: Found, groups: Sequence[Block]) -> list[Block]:
         """Groups by their time on the critical path, the longest first."""
@@ -183,7 +180,7 @@ class Auto:
         return "exhausted"
 
     def _compete(self) -> str:
-        budget = self.settings.budget
+        budget = self.settings.evaluations
         walks = self.walks
         for walk in walks:
             self.ledger.allow(max(0, (budget - self.ledger.evaluations) // 4))

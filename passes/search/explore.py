@@ -5,6 +5,7 @@ no result is worse than any of them.
 """
 
 import random
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -45,6 +46,7 @@ def explore(
     does, and NotAllowed when the decision space has none of the structures that the file allows. A space with
     restricted allocations (`relations`) needs method `auto`.
     """
+    started = time.monotonic()
     spaces, notes = _spaces(problem, settings, within)
     ledger = Ledger(
         spaces,
@@ -53,8 +55,10 @@ def explore(
         budget=settings.budget,
         time_limit=settings.time_limit,
         hard=settings.hard_memory,
+        started=started,
     )
-    given = [_given(space, problem, starts) for space in spaces]
+    warm = (problem.search or SearchSpace()).warm_start
+    given = [_given(space, warm, starts) for space in spaces]
     ledger.termination = _search(spaces, given, ledger, settings)
     if ledger.best is None:
         assert ledger.nearest is not None, "something was evaluated"
@@ -101,15 +105,17 @@ def _spaces(problem: Problem, settings: Settings, within: DecisionSpace) -> tupl
     return spaces, notes
 
 
-def _given(space: Space, problem: Problem, starts: Sequence[Configuration]) -> list[Row]:
-    """The plans of `space` that the file's warm start and `starts` give."""
-    plans: list[Plan] = [(problem.search or SearchSpace()).warm_start]
+def _given(space: Space, warm_start: Plan, starts: Sequence[Configuration]) -> list[tuple[str | None, Row]]:
+    """The plans of `space` that the file's warm start, by that name, and `starts` give."""
     own = msgspec.structs.replace(space.problem, plan={}, search=None)
-    plans += [start.plan for start in starts if start.problem == own]
-    return [space.evaluator.row(plan) for plan in plans if plan.keys() == set(space.vertices)]
+    plans: list[tuple[str | None, Plan]] = [("warm start", warm_start)]
+    plans += [(None, start.plan) for start in starts if start.problem == own]
+    return [(name, space.evaluator.row(p)) for name, p in plans if p.keys() == set(space.vertices)]
 
 
-def _search(spaces: list[Space], given: list[list[Row]], ledger: Ledger, settings: Settings) -> str:
+def _search(
+    spaces: list[Space], given: list[list[tuple[str | None, Row]]], ledger: Ledger, settings: Settings
+) -> str:
     """Evaluate the starting points of every structure, then search. Returns why it ended."""
     starts = [_start(space, rows, ledger, settings) for space, rows in zip(spaces, given, strict=True)]
     ledger.end_round()
@@ -120,10 +126,16 @@ def _search(spaces: list[Space], given: list[list[Row]], ledger: Ledger, setting
     return "complete"
 
 
-def _start(space: Space, given: list[Row], ledger: Ledger, settings: Settings) -> list[Found]:
+def _start(
+    space: Space, given: list[tuple[str | None, Row]], ledger: Ledger, settings: Settings
+) -> list[Found]:
     """Evaluate the plans that are `given` and those of the heuristics that the method asks for, and the
     leanest if no heuristic's fits; best first."""
-    found = [ledger.evaluate_one(space, row, free=True) for row in given if space.allows(row[None])[0]]
+    found = [
+        ledger.evaluate_one(space, row, free=True) if name is None else ledger.baseline(name, space, row)
+        for name, row in given
+        if space.allows(row[None])[0]
+    ]
     heuristics = []
     fits = True
     if settings.method != "greedy":
@@ -148,7 +160,7 @@ def _anneal(spaces: list[Space], starts: list[list[Found]], ledger: Ledger, sett
         constant_temperature=not settings.geometric_cooling,
     )
     reasons = []
-    rest = max(0, settings.budget - ledger.evaluations)
+    rest = max(0, settings.evaluations - ledger.evaluations)
     if not settings.no_polish:
         rest -= rest // 2
     for i, (space, found) in enumerate(zip(spaces, starts, strict=True)):
@@ -162,7 +174,7 @@ def _anneal(spaces: list[Space], starts: list[list[Found]], ledger: Ledger, sett
     start = ledger.best or ledger.nearest
     if settings.no_polish or start is None:
         return termination
-    ledger.allow(max(0, settings.budget - ledger.evaluations))
+    ledger.allow(max(0, settings.evaluations - ledger.evaluations))
     try:
         polish(ledger, Neighbours(start.space), start)
     except OutOfBudget as stop:

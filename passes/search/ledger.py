@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ir_schema.base import Objective
 from passes.schedule import BETA_OOM, raw_score
 from passes.search.evaluator import Evaluation, Row, Rows
+from passes.search.load import NEVER
 from passes.search.progress import WATCH, Improvement, Progress
 from passes.search.space import Space
 from passes.structure import Plan
@@ -75,7 +76,7 @@ class _Pool:
 
 class Ledger:
     """See the module. All `spaces` are structures of one problem. `hard` rejects infeasible plans instead of
-    penalising them (ablation A8)."""
+    penalising them (ablation A8); the time limit counts from `started` (time.monotonic(); None: now)."""
 
     def __init__(
         self,
@@ -83,9 +84,10 @@ class Ledger:
         *,
         method: str,
         objective: Objective,
-        budget: int,
+        budget: int | None,
         time_limit: float | None,
         hard: bool = False,
+        started: float | None = None,
     ) -> None:
         self.spaces = spaces
         self.method = method
@@ -103,7 +105,7 @@ class Ledger:
         self.best_score = 0.0
         self._next_best_score = 0.0
         self._allowed: int | None = None
-        self._started = time.monotonic()
+        self._started = time.monotonic() if started is None else started
         self._time_limit = time_limit
         self._deadline = math.inf if time_limit is None else self._started + time_limit
         self._known: dict[int, dict[bytes, int]] = {s.index: {} for s in spaces}
@@ -253,6 +255,11 @@ class Ledger:
         seconds = np.maximum(makespan_ns, 1) * 1e-9
         values: Values = np.where(makespan_ns > 0, self._tokens / seconds, math.inf)
         return values
+
+    def slowest(self, found: Found) -> int:
+        """Plans of this makespan [ns] or more are worth no more than `found`."""
+        value = self.value(found)
+        return math.ceil(self._tokens / value * 1e9 * (1 + 1e-12)) if value > 0 else NEVER
 
     def end_round(self) -> None:
         """Take over the best Score of the plans that fit, as the efficiency objective's yardstick."""

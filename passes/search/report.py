@@ -19,7 +19,7 @@ def configuration(best: Found, ledger: Ledger, settings: Settings, notes: list[s
     baselines = ledger.baselines
     notes = notes + [
         f"the {name} plan does not fit in memory"
-        for name in ("greedy", "concurrent")
+        for name in ("warm start", "greedy", "concurrent")
         if name in ledger.tried and name not in baselines
     ]
     second = ledger.runner_up(best)
