@@ -129,6 +129,25 @@ class Analysis:
                 edges.append(Edge(self.producer[a], v.name, a))
         return edges
 
+    @cached_property
+    def reachable(self) -> dict[str, set[str]]:
+        """Vertices that follow each vertex inside a step."""
+        names = [v.name for v in self.graph.vertices]
+        next_of: dict[int, set[int]] = {}
+        for u, v in self.precedence():
+            next_of.setdefault(u, set()).add(v)
+        after: dict[str, set[str]] = {}
+        for start, name in enumerate(names):
+            seen: set[int] = set()
+            stack = [start]
+            while stack:
+                for v in next_of.get(stack.pop(), ()):
+                    if v not in seen:
+                        seen.add(v)
+                        stack.append(v)
+            after[name] = {names[i] for i in seen}
+        return after
+
     def precedence(self, *, merge: tuple[str, str] | None = None) -> list[tuple[int, int]]:
         """Edges of E* (of E_data as printed) by index, the pair `merge` contracted into its smaller index."""
         pairs = [(e.source, e.target) for e in self.graph.data_edges]

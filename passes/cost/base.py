@@ -7,7 +7,7 @@ parts in seconds, in the order in which they are added.
 
 import abc
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal, NamedTuple
 
 from ir_schema.base import Record
 from ir_schema.device import Allocation
@@ -38,6 +38,35 @@ def nanoseconds(parts: Parts) -> int:
     return round(total * 1e9)
 
 
+class ClosedForm(NamedTuple):
+    """How a model's transfers and memory follow from figures of links and shapes, so that compiled code can
+    evaluate plans without asking the model (`passes.fast`).
+
+    `rule` names the formulas: those of `passes.cost.paper` or of `passes.cost.megatron`. Links are
+    (alpha [s], beta [s/byte]) by tier (intra, inter, rack); `copy_bandwidth` [bytes/s] is that of a GPU's
+    memory.
+    """
+
+    rule: Literal["paper", "megatron"]
+    point_to_point: tuple[tuple[float, float], ...]
+    collective: tuple[tuple[float, float], ...]
+    copy_bandwidth: float
+
+
+class ShapeBytes(NamedTuple):
+    """What one vertex in one shape contributes to the memory of a GPU [bytes], in the order of addition.
+
+    `weights` is a shard of its model, `copies` what is served from while it stays on the GPU, `state` the
+    parts of a training state, `transient` those of its transient (under `paper` (act, kv, weights, grad)
+    with weights not resident).
+    """
+
+    weights: float
+    copies: float
+    state: tuple[float, ...]
+    transient: tuple[float, ...]
+
+
 class CostModel(abc.ABC):
     """Times and memory of one problem's operators and transfers.
 
@@ -50,6 +79,18 @@ class CostModel(abc.ABC):
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+
+    def closed_form(self) -> ClosedForm | None:
+        """The model's closed form; None if it has none, and plans are then evaluated by asking the model.
+
+        It holds for the class that defines it, not for those derived from it. A model that has one also
+        defines `shape_bytes`.
+        """
+        return None
+
+    def shape_bytes(self, vertex: Vertex, placement: Placement) -> ShapeBytes:
+        """What `memory` is made of, for one vertex and shape; only asked of models with a closed form."""
+        raise NotImplementedError(f"cost model {self.name} has no closed form")
 
     @abc.abstractmethod
     def parameters(self, model: str) -> int:

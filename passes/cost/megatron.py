@@ -12,13 +12,14 @@ from typing import ClassVar
 
 import numpy as np
 
+from ir_schema.base import Tier
 from ir_schema.device import Allocation, joint_tier
 from ir_schema.model import ModelSpec, padded_vocabulary
 from ir_schema.problem import Layout, Placement, Problem, Vertex
 from ir_schema.stages import DeviceMemory, Node
 from passes.analysis import Analysis
 from passes.cost import parameters
-from passes.cost.base import CostModel, FusedCost, Parts
+from passes.cost.base import ClosedForm, CostModel, FusedCost, Parts, ShapeBytes
 from passes.cost.lengths import DecodePhase, decode_phases, microbatch_lengths
 from passes.cost.megatron_compute import Compute, Work, expert_copies, sequence_parallel, stage_kinds
 from passes.cost.megatron_memory import added, optimizer_share, state_width, weight_bytes
@@ -74,11 +75,10 @@ class MegatronCost(CostModel):
     def _compute(self, vertex: Vertex, p: Placement, phase: int) -> Parts:
         if vertex.role == "generation":
             phases = decode_phases(self.workload)
-            chosen = phases if phase == 0 else phases[phase - 1 : phase]
-            parts = [self._decode(vertex, p, q) for q in chosen]
-            if phase <= 1:
-                parts.insert(0, self._prefill(vertex, p))
-            return added(*parts)
+            if phase == 0:
+                return added(*(self._once(vertex, p, q) for q in range(1, len(phases) + 1)))
+            decode = self._decode(vertex, p, phases[phase - 1])
+            return added(self._prefill(vertex, p), decode) if phase == 1 else decode
         low, high = 0.0, 1.0
         if phase:
             points = (0.0, *(f for f, _ in self.workload.length_quantiles))
@@ -274,6 +274,17 @@ class MegatronCost(CostModel):
             return {"latency": 0.0, "bytes": 2 * nbytes / self.hardware.memory_bandwidth}
         latency, moved = self.network.all_to_all_parts(target.tier, nbytes, target.gpus)
         return {"latency": latency, "bytes": moved}
+
+    def closed_form(self) -> ClosedForm:
+        """That of `transfer` and `memory`."""
+        tiers: tuple[Tier, ...] = ("intra", "inter", "rack")
+        near = tuple((link.alpha, link.beta) for link in map(self.network.point_to_point, tiers))
+        wide = tuple(self.network.all_to_all_parts(tier, 1.0, 2) for tier in tiers)
+        return ClosedForm("megatron", near, wide, self.hardware.memory_bandwidth)
+
+    def shape_bytes(self, vertex: Vertex, placement: Placement) -> ShapeBytes:
+        """What `memory` is made of, for one vertex and shape."""
+        return self.residency.shape_bytes(vertex, placement)
 
     # Memory ------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from ir_schema.model import ModelSpec
 from ir_schema.problem import Layout, Placement, Vertex
 from ir_schema.stages import DeviceMemory, Node
 from passes.analysis import Analysis
+from passes.cost.base import ShapeBytes
 from passes.cost.megatron_memory import (
     Bytes,
     added,
@@ -46,7 +47,7 @@ class Residency:
         self.analysis = analysis
         self.models = analysis.problem.models
         self.workload = analysis.problem.workload
-        self._after = _reachable(analysis)
+        self._after = analysis.reachable
         self._transients: dict[tuple[object, ...], Bytes] = {}
 
     def transient(self, vertex: Vertex, p: Placement) -> Bytes:
@@ -71,6 +72,19 @@ class Residency:
         else:
             held = weight_bytes(spec, p.layout) * max(1, self.analysis.staleness.get(model, 0))
         return round(held + sum(self.transient(vertex, p).values()))
+
+    def shape_bytes(self, vertex: Vertex, p: Placement) -> ShapeBytes:
+        """What `memory` is made of, for one vertex and shape."""
+        spec, model = self._spec(vertex), vertex.model or ""
+        weights = weight_bytes(spec, p.layout)
+        copies = self.analysis.staleness.get(model, 1)
+        state = tuple(training_state(spec, p.layout).values()) if vertex.role == "training" else ()
+        return ShapeBytes(
+            weights=weights,
+            copies=copies * weights if copies else 0.0,
+            state=state,
+            transient=tuple(self.transient(vertex, p).values()),
+        )
 
     def memory(
         self, plan: dict[str, Placement], nodes: Sequence[Node]
@@ -167,22 +181,3 @@ def _handovers(nodes: Sequence[Node]) -> list[Node]:
     """One Reshard of each pair of serving vertices that hand weights from one to the other."""
     found = {(n.source, n.vertex): n for n in nodes if n.kind == "Reshard" and not n.publication}
     return list(found.values())
-
-
-def _reachable(analysis: Analysis) -> dict[str, set[str]]:
-    """Vertices that follow each vertex inside a step."""
-    names = [v.name for v in analysis.graph.vertices]
-    next_of: dict[int, set[int]] = {}
-    for u, v in analysis.precedence():
-        next_of.setdefault(u, set()).add(v)
-    after: dict[str, set[str]] = {}
-    for start, name in enumerate(names):
-        seen: set[int] = set()
-        stack = [start]
-        while stack:
-            for v in next_of.get(stack.pop(), ()):
-                if v not in seen:
-                    seen.add(v)
-                    stack.append(v)
-        after[name] = {names[i] for i in seen}
-    return after

@@ -12,7 +12,7 @@ from ir_schema.model import ModelSpec
 from ir_schema.problem import Placement, Problem, Vertex
 from ir_schema.stages import DeviceMemory, Node
 from passes.analysis import Analysis
-from passes.cost.base import CostModel, FusedCost, Parts
+from passes.cost.base import ClosedForm, CostModel, FusedCost, Parts, ShapeBytes
 from passes.cost.collectives import all_gather, all_reduce, point_to_point, reduce_scatter
 from passes.cost.memory import device_memory, per_region
 
@@ -233,6 +233,22 @@ class PaperCost(CostModel):
             "latency": (target.gpus - 1) * link.alpha,
             "bytes": node.payload_bytes / target.gpus * link.beta,
         }
+
+    def closed_form(self) -> ClosedForm:
+        """That of `transfer` and `memory`."""
+        tiers = self.hardware.point_to_point, self.hardware.collective
+        near, wide = (tuple((link.alpha, link.beta) for link in (t.intra, t.inter, t.rack)) for t in tiers)
+        return ClosedForm("paper", near, wide, self.hardware.memory_bandwidth)
+
+    def shape_bytes(self, vertex: Vertex, placement: Placement) -> ShapeBytes:
+        """What `memory` is made of, for one vertex and shape."""
+        spec, shard = self._model(vertex), self.shard(self._model(vertex), placement)
+        return ShapeBytes(
+            weights=shard * spec.bytes_per_parameter,
+            copies=shard * spec.bytes_per_parameter,
+            state=(12 * shard / placement.data_parallel,) if vertex.role == "training" else (),
+            transient=tuple(self._transient(vertex, placement, resident=False).values()),
+        )
 
     # Memory ------------------------------------------------------------------------------------------
 
