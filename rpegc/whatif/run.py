@@ -15,7 +15,7 @@ from ir_schema.stages import Configuration
 from passes.evaluate import evaluate
 from rpegc.failure import usage_error
 from rpegc.outcome import plan_of, score_of
-from rpegc.parallel import workers
+from rpegc.parallel import cores, workers
 from rpegc.whatif.changes import Change, changes
 from rpegc.whatif.data import Kind, WhatIf
 from rpegc.whatif.weigh import by_gain, figures, moves, weigh
@@ -51,9 +51,11 @@ def whatif(
     vertices = [v.name for v in problem.graph.vertices if v.model is not None and "operator" in kinds]
     searching = budget > 0 and bool(tried or "search" in kinds)
     total = len(tried) + len(vertices) + searching
+    jobs = max(1, min(jobs, total))
+    threads = max(1, cores() // jobs)
     counter = itertools.count(1)
 
-    with workers(min(jobs, max(1, total))) as pool:
+    with workers(jobs) as pool:
 
         def submit(work: Callable[..., T], *arguments: object) -> Future[T]:
             future = pool.submit(work, *arguments)
@@ -63,14 +65,13 @@ def whatif(
         plans = [plan]
         effects = []
         if searching:
-            again = submit(
-                weigh, Change("search", "nothing, but searched again", problem), plans, budget, base
-            )
+            nothing = Change("search", "nothing, but searched again", problem)
+            again = submit(weigh, nothing, plans, budget, threads, base)
         moving = [submit(moves, problem, plan, v, base) for v in vertices]
         if searching:
             effects.append(again.result())
             plans.append(effects[0].plan)
-        weighing = [submit(weigh, change, plans, budget, base) for change in tried]
+        weighing = [submit(weigh, change, plans, budget, threads, base) for change in tried]
         effects += [effect for future in moving for effect in future.result()]
         effects += [future.result() for future in weighing]
     said = score_of(stage)

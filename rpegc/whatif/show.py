@@ -33,7 +33,7 @@ def render(found: WhatIf) -> str:
 
 def _row(effect: Effect) -> tuple[str, ...]:
     name = effect.change + (f" {MARK}" if effect.changes_training else "")
-    same = "-" if effect.same_plan is None else _gain(effect.same_plan)
+    same = "-" if effect.same_plan is None else _gain(effect.same_plan) + _misfit(effect.same_plan)
     best = effect.best
     if best is None:
         return name, "-", "-", "-", same, "-", "-", "no plan"

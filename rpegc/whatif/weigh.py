@@ -37,9 +37,9 @@ def figures(score: Score, problem: Problem, base: Figures | None = None) -> Figu
     )
 
 
-def weigh(change: Change, plans: Sequence[Plan], budget: int, base: Figures) -> Effect:
+def weigh(change: Change, plans: Sequence[Plan], budget: int, threads: int, base: Figures) -> Effect:
     """The effect of `change`: of `plans`, the present one first, those that stay legal, and what a search of
-    `budget` evaluations (0: none) finds from the best of them."""
+    `budget` evaluations (0: none) by `threads` finds from the best of them."""
     problem, notes = change.problem, change.notes
     carried = [change.carry(plan) for plan in plans]
     known = [(p, _score(problem, p, base)) for p in carried if _legal(problem, p)]
@@ -49,7 +49,11 @@ def weigh(change: Change, plans: Sequence[Plan], budget: int, base: Figures) -> 
         # Splitting is a change of its own: the search keeps to what the problem says of it.
         space = SearchSpace(split=(problem.options.split,), warm_start=start)
         try:
-            found = Search(budget=budget).run(msgspec.structs.replace(problem, search=space)).plan
+            found = (
+                Search(budget=budget, threads=threads)
+                .run(msgspec.structs.replace(problem, search=space))
+                .plan
+            )
             known.append((found, _score(problem, found, base)))
         except DiagnosticError as exc:
             notes += tuple(f"{change.text}: {d.message}" for d in exc.diagnostics)
