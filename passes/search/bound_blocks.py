@@ -1,0 +1,72 @@
+"""Where allocations may stand, up to symmetry: nested aligned blocks of the flattened device space.
+
+`sizes` is a chain of divisors, the last of them all GPUs; the blocks of a size start at its multiples, so
+blocks are nested or disjoint. Every allocation is taken for one block that it contains. What a machine holds
+is a tree of blocks; trees that differ in the order of blocks only are the same.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+Tree = tuple[int, tuple["Tree", ...]]
+"""Bit mask of the vertices on the whole of a block; the blocks inside, sorted, none if nothing is there."""
+
+EMPTY: Tree = (0, ())
+
+
+class Blocks:
+    """The blocks of a machine of `gpus` GPUs whose allocations have the numbers of GPUs `sizes`."""
+
+    def __init__(self, gpus: int, sizes: Iterable[int]) -> None:
+        self.sizes = _longest_chain({n for n in sizes if gpus % n == 0} | {1, gpus})
+        self.top = len(self.sizes) - 1
+
+    def level(self, gpus: int, starts: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> int:
+        """The level of the largest blocks of which every allocation of `gpus` GPUs at one of `starts`
+        contains one."""
+        for level in range(self.top, 0, -1):
+            n = self.sizes[level]
+            if bool((-(-starts // n) * n + n <= starts + gpus).all()):
+                return level
+        return 0
+
+    def placed(self, tree: Tree, vertex: int, level: int) -> list[Tree]:
+        """The distinct trees that result when `vertex` is placed on a block of `level`."""
+        return sorted(set(self._placed(tree, self.top, vertex, level)))
+
+    def _placed(self, tree: Tree, at: int, vertex: int, level: int) -> Iterator[Tree]:
+        users, inside = tree
+        if at == level:
+            yield users | 1 << vertex, inside
+            return
+        inside = inside or (EMPTY,) * (self.sizes[at] // self.sizes[at - 1])
+        for i, block in enumerate(inside):
+            if i and block == inside[i - 1]:
+                continue
+            rest = inside[:i] + inside[i + 1 :]
+            for changed in self._placed(block, at - 1, vertex, level):
+                yield users, tuple(sorted((*rest, changed)))
+
+    def kinds(self, tree: Tree) -> dict[int, int]:
+        """Number of GPUs by the set (bit mask) of vertices that meet on them."""
+        found: dict[int, int] = {}
+        stack = [(tree, self.top, 0)]
+        while stack:
+            (users, inside), at, above = stack.pop()
+            users |= above
+            if inside:
+                stack += [(block, at - 1, users) for block in inside]
+            else:
+                found[users] = found.get(users, 0) + self.sizes[at]
+        return found
+
+
+def _longest_chain(sizes: Iterable[int]) -> tuple[int, ...]:
+    """The longest chain in which each size divides the next; of several that of the largest sizes. It begins
+    with the smallest and ends with the largest of `sizes`, which divide all and are divided by all."""
+    best: dict[int, tuple[int, ...]] = {}
+    for n in sorted(sizes):
+        below = [chain for m, chain in best.items() if n % m == 0]
+        best[n] = (*max(below, key=lambda c: (len(c), c), default=()), n)
+    return best[max(best)]

@@ -1,0 +1,160 @@
+"""What a plan's bound depends on, by vertex: times, work and bytes of every shape, fewest numbers per shape.
+
+A *choice* is a row of `COLUMNS` whole numbers. Where a plan decides what a number is (whole or in phases,
+fused or not, weights resident or not), a choice has the least of what it may be; so no plan has less, and of
+two choices on the same blocks the one that is nowhere larger stands for both (`docs/bound.md`).
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ir_schema.problem import Placement, Vertex
+from passes.cost.base import CostModel, nanoseconds
+from passes.search.candidates import Candidates
+from passes.search.evaluator import Evaluator
+from passes.structure import phase_fractions
+
+GPUS, LEVEL, TIME, FIRST, LAST, LOAD, HELD, TRANSIENT = range(8)
+"""Columns: GPUs; level of the block they contain; ns from start to end, of the first and of the last phase,
+and of work on each GPU; `GRID`ths of a GPU's memory held throughout, and beside that while it runs."""
+
+COLUMNS = 8
+GRID = 256
+LARGEST = 1 << 60
+
+Ints = NDArray[np.int64]
+
+
+class Choices:
+    """Reads choices of one structure's vertices from its evaluator's cost model."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        problem = evaluator.problem
+        self.evaluator = evaluator
+        self.analysis, self.model = evaluator.analysis, evaluator.model
+        self.limit = evaluator.limit_bytes
+        self.fractions = phase_fractions(self.analysis)
+        self.splits = problem.options.split != "never" and len(self.fractions) > 1
+        self.rule = _rule(self.model)
+        # Sums over steps and vertices stay within 64 bits.
+        self.cap = LARGEST // (2 * problem.options.steps * max(1, len(problem.graph.vertices)))
+
+    def of(self, vertex: Vertex, candidates: Candidates, levels: dict[int, int]) -> Ints:
+        """The choices of a placed vertex, (n, COLUMNS), without those that another one stands for.
+
+        `levels` is that of the block which every allocation contains, by its number of GPUs.
+        """
+        rows = [
+            [
+                s.gpus,
+                levels[s.gpus],
+                *self._times(vertex, s.placement, s.time_ns),
+                *self._bytes(vertex, s.placement),
+            ]
+            for s in candidates.shapes
+        ]
+        rows += [
+            [
+                p.layout.gpus,
+                levels[p.layout.gpus],
+                *self._times(vertex, p, self._whole(vertex, p)),
+                *self._bytes(vertex, p),
+            ]
+            for p in _between(candidates)
+        ]
+        return _least(np.array(rows, dtype=np.int64))
+
+    def of_host(self, vertex: Vertex) -> Ints:
+        """The one choice of a host vertex, (1, COLUMNS): time, and nothing on a GPU."""
+        problem = self.analysis.problem
+        host = problem.host[vertex.name]
+        whole = problem.workload.sequences * host.seconds_per_response / host.workers
+        phases = [nanoseconds({"host": whole * f}) for f in self.fractions]
+        return np.array(
+            [[0, 0, *self._capped(nanoseconds({"host": whole}), phases), 0, 0, 0]], dtype=np.int64
+        )
+
+    def _whole(self, vertex: Vertex, p: Placement) -> int:
+        return nanoseconds(self.model.operator(vertex, p))
+
+    def _capped(self, whole: int, phases: list[int]) -> tuple[int, int, int]:
+        """Time, and that of the first and of the last phase."""
+        if not self.splits:
+            phases = [whole]
+        times = min(whole, sum(phases)), min(whole, phases[0]), min(whole, phases[-1])
+        a, b, c = (min(self.cap, t) for t in times)
+        return a, b, c
+
+    def _times(self, vertex: Vertex, p: Placement, whole: int) -> tuple[int, int, int, int]:
+        phases = [whole]
+        if self.splits and vertex.role != "training" and p.waves == 1:
+            count = len(self.fractions)
+            phases = [nanoseconds(self.model.phase(vertex, p, q)) for q in range(1, count + 1)]
+        time, first, last = self._capped(whole, phases) if len(phases) > 1 else (min(self.cap, whole),) * 3
+        return time, first, last, self._load(vertex, p, time)
+
+    def _load(self, vertex: Vertex, p: Placement, time: int) -> int:
+        """Work of a step on each of its GPUs. In a fused pair bubbles may be filled, microtasks are rounded
+        to ns, two for each microbatch, and so is the composite."""
+        fuse = self.analysis.problem.options.fuse
+        if fuse is None or vertex.name not in fuse:
+            return time
+        if self.rule is None:
+            return 0
+        bubble = self.model.operator(vertex, p)["bubble"]
+        return max(0, time - round(bubble * 1e9) - p.microbatches - 2)
+
+    def _bytes(self, vertex: Vertex, p: Placement) -> tuple[int, int]:
+        """`HELD` and `TRANSIENT`, rounded down."""
+        held, transient = self._least_bytes(vertex, p)
+        scale = GRID / self.limit
+        return int(held * scale), int(transient * scale)
+
+    def _least_bytes(self, vertex: Vertex, p: Placement) -> tuple[float, float]:
+        if self.rule is None or vertex.model is None:
+            return 0.0, 0.0
+        parts = self.model.shape_bytes(vertex, p)
+        transient = sum(parts.transient)
+        if vertex.role == "training":
+            return sum(parts.state), transient
+        frozen = vertex.model not in self.analysis.staleness
+        if self.rule == "megatron" or frozen:
+            beside = transient if self.rule == "megatron" else transient - parts.weights
+            return parts.copies, beside
+        # Weights are with the operator or a shadow copy of it; a copy of another operator may replace them.
+        alone = self.analysis.staleness[vertex.model] == 0 or len(self.analysis.serving(vertex.model)) == 1
+        return 0.0, transient if alone else transient - parts.weights
+
+
+def _rule(model: CostModel) -> str | None:
+    """The formulas that the model's own class promises; None if they are not known."""
+    form = model.closed_form() if "closed_form" in vars(type(model)) else None
+    return None if form is None else form.rule
+
+
+def _between(candidates: Candidates) -> Iterable[Placement]:
+    """Placements like candidates, with numbers of waves between those of candidates."""
+    waves: dict[Placement, set[int]] = {}
+    for s in candidates.shapes:
+        waves.setdefault(msgspec.structs.replace(s.placement, waves=1), set()).add(s.placement.waves)
+    for one, known in waves.items():
+        for w in range(min(known) + 1, max(known)):
+            if w not in known:
+                yield msgspec.structs.replace(one, waves=w)
+
+
+def _least(rows: Ints) -> Ints:
+    """`rows` without those that another of the same level is nowhere larger than."""
+    rows = np.unique(rows, axis=0)
+    kept: list[Ints] = []
+    for level in np.unique(rows[:, LEVEL]):
+        front = np.empty((0, COLUMNS), dtype=np.int64)
+        # In lexicographic order no row is dominated by a later one.
+        for row in rows[rows[:, LEVEL] == level]:
+            if not (front <= row).all(axis=1).any():
+                front = np.vstack([front, row])
+        kept.append(front)
+    return np.concatenate(kept)
