@@ -93,6 +93,28 @@ def test_a_warm_start_is_part_of_the_problem(rpegc: Rpegc) -> None:
     assert decode_stage(again[0])[0].id == decode_stage(again[1])[0].id
 
 
+def with_memory(gigabytes: float) -> None:
+    """Write `small.json`: `free.json` on GPUs of less memory."""
+    value = json.loads(Path("free.json").read_text())
+    value["hardware"]["memory_bytes"] = gigabytes * 1e9
+    Path("small.json").write_text(json.dumps(value))
+
+
+def test_a_warm_start_that_does_not_fit_is_noted(rpegc: Rpegc) -> None:
+    with_memory(40)
+    code, _, _ = rpegc("small.json", "--warm-start", "start.exe.json", *QUICK, "-o", "x.json")
+    assert code == 0
+    report = decode_stage(Path("x.json").read_bytes())[1].search
+    assert any("warm start" in note and "fit" in note for note in report.notes)
+    assert "warm start" not in report.baselines
+
+
+def test_a_search_by_time_has_no_budget(rpegc: Rpegc) -> None:
+    assert rpegc("free.json", "--budget", "0.3s", "--search-log", "log", "-q", "-o", "x.json")[0] == 0
+    begin = read_log("log").begin
+    assert (begin.budget, begin.time_limit) == (None, 0.3)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "exit_code"),
     [
@@ -151,9 +173,7 @@ def test_a_log_agrees_with_the_outcome(rpegc: Rpegc) -> None:
 
 
 def test_a_log_is_ended_where_nothing_fits(rpegc: Rpegc) -> None:
-    value = json.loads(Path("free.json").read_text())
-    value["hardware"]["memory_bytes"] = 24e9
-    Path("small.json").write_text(json.dumps(value))
+    with_memory(24)
     code, _, err = rpegc("small.json", *QUICK, "--search-log", "log")
     assert (code, "error[E420]" in err) == (1, True)
     log = read_log("log")

@@ -217,7 +217,7 @@ function alternativesSection() {
   const found = report.search;
   return h("section", { id: "alternatives" }, h("h2", {}, "What other plans would have cost"),
     report.alternatives.length
-      ? [h("p", { class: "lead" }, "Greedy gives each operator in turn its best placement and layout; concurrent divides the GPUs among operators that can run at the same time. Each is the best of its kind that fits into memory, over all structures."),
+      ? [h("p", { class: "lead" }, "Greedy gives each operator in turn its best placement and layout; concurrent divides the GPUs among operators that can run at the same time. Each is the best of its kind that fits into memory, over all structures. A warm start is the plan that the search was told to start from."),
         table(["plan", "step time", "", "", "tokens/s", "GPU-hours per step"], body, { right: [2, 3, 4, 5], lead: "Other plans" })]
       : h("p", { class: "lead" }, found && found.method !== "none" ? "The search kept no other plan that fits." : "This plan was given, not searched: there is nothing to compare it with."),
     found && found.method !== "none" ? [pairs([
