@@ -92,12 +92,15 @@ def moves(problem: Problem, plan: Plan, vertex: str, base: Figures) -> list[Effe
     rules = Rules(problem, evaluator.analysis.vertex[vertex], 0)
     candidates = Enumeration(evaluator, rules, PartialPlacement()).candidates()
     own = evaluator.row(plan)
-    rows = np.repeat(own[None], len(candidates), axis=0)
-    rows[:, index] = [
+    places = [
         (number, start)
         for number, shape in zip(candidates.numbers, candidates.shapes, strict=True)
         for start in candidates.starts[shape.gpus]
     ]
+    if not places:  # it does not even fit alone
+        return []
+    rows = np.repeat(own[None], len(places), axis=0)
+    rows[:, index] = places
     keys = evaluator.keys(np.concatenate([own[None], rows]))
     rows = rows[(keys[1:] != keys[0]).any(axis=1)]  # what differs in its place alone is no change
     batch = evaluator.evaluate_rows(rows)

@@ -260,7 +260,7 @@ def test_effects_stand_in_order_and_do_not_depend_on_the_number_of_processes(giv
 def test_what_does_not_fit_is_said_and_stands_last(given: Configuration) -> None:
     tight = msgspec.structs.replace(given.problem.hardware, memory_bytes=1e6)
     config = msgspec.structs.replace(given, problem=msgspec.structs.replace(given.problem, hardware=tight))
-    found = whatif(config, ["memory"], budget=10, jobs=1)
+    found = whatif(config, ["memory", "operator"], budget=10, jobs=1)
     assert not found.base.fits
     assert all(e.best is not None and not e.best.fits for e in found.effects)
     assert any("no plan is left" in note for e in found.effects for note in e.notes)
