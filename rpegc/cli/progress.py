@@ -83,21 +83,29 @@ def improvement(p: Progress) -> str:
 
 
 def live(p: Progress) -> str:
-    """The state of the search: time left, the best plan, its gap, evaluations and their rate."""
-    left = "" if p.seconds_left is None else f"{p.seconds_left:.0f} s left, "
-    gap = "" if p.gap is None else f", at most {100 * p.gap:.1f} % to gain"
+    """The state of the search, what matters most first: a terminal may cut the line."""
+    parts = [] if p.seconds_left is None else [f"{p.seconds_left:.0f} s left"]
+    parts.append(f"score {p.best:.5g}" if p.best else "no plan fits yet")
+    if p.gap is not None:
+        parts.append(f"at most {100 * p.gap:.1f} % to gain")
     of = "" if p.budget is None else f" of {p.budget}"
     where = f" in structure {p.structure} of {p.structures}" if p.structures > 1 else ""
-    return f"{p.method}: {left}{best(p)}{gap}, {p.evaluations}{of} evaluations{where}, {p.rate:.0f}/s"
+    parts += [f"{p.rate:.0f}/s", *gains(p), f"{p.evaluations}{of} evaluations{where}"]
+    return f"{p.method}: {', '.join(parts)}"
 
 
 def best(p: Progress) -> str:
     """The best plan's score [tokens/s at full length] and its gain over the starting points."""
     if not p.best:
         return "no plan fits yet"
-    gains = [
+    gained = gains(p)
+    return f"score {p.best:.5g}" + (f" ({', '.join(gained)})" if gained else "")
+
+
+def gains(p: Progress) -> list[str]:
+    """How much better the best plan is than each starting point that fits."""
+    return [
         f"{100 * gain:+.1f} % over {name}"
         for name, start in (("greedy", p.greedy), ("concurrent", p.concurrent))
         if (gain := p.gain(start)) is not None
     ]
-    return f"score {p.best:.5g}" + (f" ({', '.join(gains)})" if gains else "")

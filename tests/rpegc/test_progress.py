@@ -41,8 +41,8 @@ def test_what_is_said() -> None:
         "after 500 evaluations: score 1200 (+20.0 % over greedy, +9.1 % over concurrent)"
     )
     assert live(PROGRESS) == (
-        "sa: 6 s left, score 1200 (+20.0 % over greedy, +9.1 % over concurrent), "
-        "500 of 2000 evaluations in structure 2 of 4, 250/s"
+        "sa: 6 s left, score 1200, 250/s, +20.0 % over greedy, +9.1 % over concurrent, "
+        "500 of 2000 evaluations in structure 2 of 4"
     )
     assert best(replace(PROGRESS, best=0.0)) == "no plan fits yet"
 
@@ -50,8 +50,8 @@ def test_what_is_said() -> None:
 def test_a_search_by_time_tells_the_time_left_and_the_gap() -> None:
     timed = replace(PROGRESS, budget=None, time_limit=10.0, step_s=4.0, lower_bound_s=3.0, structures=1)
     assert live(timed) == (
-        "sa: 8 s left, score 1200 (+20.0 % over greedy, +9.1 % over concurrent), at most 25.0 % to gain, "
-        "500 evaluations, 250/s"
+        "sa: 8 s left, score 1200, at most 25.0 % to gain, 250/s, "
+        "+20.0 % over greedy, +9.1 % over concurrent, 500 evaluations"
     )
 
 

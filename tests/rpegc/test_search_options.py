@@ -12,6 +12,7 @@ from ir_schema.envelope import decode_stage
 from rpegc.cli.compile import compile_command
 from rpegc.cli.group import run
 from rpegc.cli.search_options import budget_of
+from rpegc.frontend import format_text, load
 from rpegc.searchlog import read_log
 from tests.rpegc.conftest import CASES
 
@@ -179,3 +180,9 @@ def test_a_log_is_ended_where_nothing_fits(rpegc: Rpegc) -> None:
     log = read_log("log")
     assert log.end is not None
     assert (log.end.termination, log.improvements) == ("failed", ())
+
+
+def test_text_says_a_warm_start_too(rpegc: Rpegc, tmp_path: Path) -> None:
+    assert rpegc("free.json", "--warm-start", "start.exe.json", "--emit", "problem", "-o", "p.json")[0] == 0
+    text = format_text(Path("p.json").read_bytes(), "p.json").encode()
+    assert load(text, "p.rpeg", tmp_path).problem == decode_stage(Path("p.json").read_bytes())[1]
