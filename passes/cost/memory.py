@@ -58,10 +58,10 @@ def device_memory(
 
     Ties between transients go to the operator that comes first.
     """
-    held = sum(x for parts in persistent.values() for x in parts.values())
+    held = _total(x for parts in persistent.values() for x in parts.values())
     worst, most = None, 0.0
     for name, parts in transient.items():
-        total = sum(parts.values())
+        total = _total(parts.values())
         if worst is None or total > most:
             worst, most = name, total
     return DeviceMemory(
@@ -72,6 +72,14 @@ def device_memory(
         persistent=_rounded(persistent),
         transient=_rounded(transient),
     )
+
+
+def _total(values: Iterable[float]) -> float:
+    """The sum, added one by one: what `sum` does depends on the version of Python."""
+    total = 0.0
+    for x in values:
+        total += x
+    return total
 
 
 def _rounded(parts: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, int]]:

@@ -1,10 +1,14 @@
-"""Calls the kernels for plans of one problem, and asks the cost model for what they lack."""
+"""Calls the kernels for plans of one problem, and asks the cost model for what they lack.
+
+Kernels, and with them the compiler, are imported when the first plan is evaluated: much of what is done
+with a problem evaluates none.
+"""
 
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,8 +17,6 @@ from numpy.typing import NDArray
 from ir_schema.problem import Layout, Placement
 from passes.analysis import Analysis
 from passes.cost.base import ClosedForm, CostModel
-from passes.fast import lowering, regions, scheduling
-from passes.fast.lowering import EDGES, FUSED, MISSING, NODES, OP
 from passes.fast.tables import (
     UNKNOWN,
     WANTED,
@@ -24,6 +26,9 @@ from passes.fast.tables import (
     graph_tables,
     links_of,
 )
+
+if TYPE_CHECKING:
+    from passes.fast import lowering, scheduling
 
 CHUNK = 16  # plans whose nodes a core's cache holds
 NO_LINKS = ClosedForm("paper", ((0.0, 0.0),) * 3, ((0.0, 0.0),) * 3, 1.0)
@@ -51,8 +56,8 @@ class Trace(NamedTuple):
 class _Buffers(NamedTuple):
     """Where one thread lowers and schedules `CHUNK` plans."""
 
-    lowered: lowering.Lowered
-    timed: scheduling.Timed
+    lowered: "lowering.Lowered"
+    timed: "scheduling.Timed"
 
 
 class Engine:
@@ -197,6 +202,8 @@ class Engine:
         return found, missing
 
     def _chunk(self, rows: Ints, found: Ints, missing: NDArray[np.bool_]) -> None:
+        from passes.fast import lowering, regions, scheduling
+
         buffers: _Buffers | None = getattr(self._local, "buffers", None)
         if buffers is None:
             nodes = self.graph.most_nodes()
@@ -208,11 +215,14 @@ class Engine:
         peaks = np.empty(len(rows), dtype=np.int64)
         regions.peaks(self.contents, self._shapes, rows, lowered.counts, lowered.handover, peaks)
         found[:, :2], found[:, 2] = timed.figures[: len(rows)], peaks
-        missing[:] = lowered.counts[: len(rows), MISSING]
+        missing[:] = lowered.counts[: len(rows), lowering.MISSING]
 
-    def _schedule(self, rows: Ints, lowered: lowering.Lowered, timed: scheduling.Timed) -> None:
-        lowering.lower(self.graph, self.links, self._shapes, rows, lowered)
-        scheduling.schedule(
+    def _schedule(self, rows: Ints, lowered: "lowering.Lowered", timed: "scheduling.Timed") -> None:
+        from passes.fast.lowering import lower
+        from passes.fast.scheduling import schedule
+
+        lower(self.graph, self.links, self._shapes, rows, lowered)
+        schedule(
             lowered.duration,
             lowered.tie,
             lowered.group,
@@ -230,11 +240,13 @@ class Engine:
 
     def trace(self, row: Ints) -> Trace:
         """The schedule of one plan. Raises ValueError as `figures` does."""
+        from passes.fast import lowering, scheduling
+
         self.figures(row[None])
         lowered = lowering.space_for(self.graph, 1)
         timed = scheduling.space_for(self.graph.most_nodes(), 1)
         self._schedule(row[None], lowered, timed)
-        nodes, edges = (int(lowered.counts[0, i]) for i in (NODES, EDGES))
+        nodes, edges = (int(lowered.counts[0, i]) for i in (lowering.NODES, lowering.EDGES))
         start, finish, order = timed.start[0, :nodes], timed.finish[0, :nodes], timed.order[0, :nodes]
         path = scheduling.critical_path(
             lowered.group[0],
@@ -252,10 +264,10 @@ class Engine:
             finish,
             lowered.duration[0, :nodes],
             lowered.owner[0, :nodes],
-            lowered.flags[0, :nodes] & OP != 0,
+            lowered.flags[0, :nodes] & lowering.OP != 0,
             order,
             path,
-            bool(lowered.counts[0, FUSED]),
+            bool(lowered.counts[0, lowering.FUSED]),
         )
 
     def critical_time(self, row: Ints) -> Ints:
@@ -272,6 +284,8 @@ class Engine:
 
     def keys(self, rows: Ints) -> NDArray[np.uint64]:
         """128 bits of each plan of `rows`, (N, 2)."""
+        from passes.fast import regions
+
         found = np.empty((len(rows), 2), dtype=np.uint64)
         regions.keys(self.contents, self._shapes, np.ascontiguousarray(rows), found)
         return found
