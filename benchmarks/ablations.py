@@ -84,7 +84,7 @@ def plot(rows: Sequence[Row], canvas: Any) -> None:
 STUDY = Study(
     name="ablations",
     about=__doc__,
-    full=Scale(budget=20000, seeds=5, gpus=128),
+    full=Scale(budget=50000, seeds=5, gpus=128),
     small=Scale(budget=40, seeds=1, gpus=16),
     runs=runs,
     figures=figures,
