@@ -5,16 +5,19 @@ so far; the smallest bound of those not yet looked into holds for all plans, whe
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ir_schema.device import size
+from ir_schema.problem import Placement
 from passes.search.bound_blocks import EMPTY, Blocks, Tree
 from passes.search.bound_choices import GPUS, LEVEL, LOAD, Choices, Ints
 from passes.search.bound_times import Bools, Times
+from passes.search.candidates import Candidates
 from passes.search.space import Space
+from passes.structure import Plan
 
 PARTIAL_PLANS = 5_000
 """After so many partial plans the search for a better bound ends."""
@@ -34,22 +37,27 @@ class Bound:
     argument: str
 
 
-def lower_bound(space: Space, partial_plans: int = PARTIAL_PLANS) -> Bound | None:
+def lower_bound(
+    space: Space, starts: Sequence[Plan] = (), *, partial_plans: int = PARTIAL_PLANS
+) -> Bound | None:
     """The bound of one structure; None where it is proven that no plan fits.
 
-    It holds for every plan made of the space's candidates, with any number of waves between those of
-    candidates of the same layout, and for every schedule that obeys precedence and exclusivity.
+    It holds for every plan made of the space's candidates and of the placements in `starts`, wherever they
+    stand among legal origins, with any number of waves from the fewest to the most of either in the same
+    layout; and for every schedule that obeys precedence and exclusivity. `partial_plans` limits the effort.
     """
-    return _Search(space).run(partial_plans)
+    return _Search(space, starts).run(partial_plans)
 
 
 class _Search:
     """Best-first branch and bound over shapes and blocks."""
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: Space, starts: Sequence[Plan]) -> None:
         evaluator, graph = space.evaluator, space.problem.graph
-        gpus = size(space.problem.device_space)
-        self.blocks = Blocks(gpus, {n for c in space.candidates.values() for n in c.sizes})
+        also = {v: [plan[v] for plan in starts] for v in space.vertices}
+        sizes = {n for c in space.candidates.values() for n in c.sizes}
+        sizes |= {p.allocation.gpus for placements in also.values() for p in placements}
+        self.blocks = Blocks(size(space.problem.device_space), sizes)
         reader = Choices(evaluator)
         self.choices: list[Ints] = []
         for v in graph.vertices:
@@ -57,10 +65,19 @@ class _Search:
                 self.choices.append(reader.of_host(v))
                 continue
             candidates = space.candidates[v.name]
-            levels = {n: self.blocks.level(n, candidates.starts[n]) for n in candidates.sizes}
-            self.choices.append(reader.of(v, candidates, levels))
+            levels = self._levels(space, candidates, also[v.name])
+            self.choices.append(reader.of(v, candidates, levels, also[v.name]))
         self.times = Times(evaluator.analysis, self.choices, self.blocks.sizes, splits=reader.splits)
         self.order = self._order()
+
+    def _levels(self, space: Space, candidates: Candidates, also: list[Placement]) -> dict[int, int]:
+        """The level of the block that every allocation contains, by its number of GPUs."""
+        _, nodes, per_node = space.problem.device_space
+        first = {n: set(starts.tolist()) for n, starts in candidates.starts.items()}
+        for p in also:
+            rack, node, gpu = p.origin
+            first.setdefault(p.allocation.gpus, set()).add((rack * nodes + node) * per_node + gpu)
+        return {n: self.blocks.level(n, np.array(sorted(starts))) for n, starts in first.items()}
 
     def _order(self) -> list[int]:
         """Generations first, as all else waits for them; then training, which fills memory; each by work."""
@@ -71,7 +88,7 @@ class _Search:
     def run(self, partial_plans: int) -> Bound | None:
         """See `lower_bound`."""
         least = np.stack([c.min(axis=0) for c in self.choices])
-        root = self._bounds(least[None], [EMPTY], 0)[0]
+        root = self.times.bounds(least[None], *self._kinds([EMPTY]), self.order)[0]
         heap: list[_Partial] = [(int(root), 0, 0, EMPTY, least)]
         made = 1
         while heap:
@@ -106,28 +123,23 @@ class _Search:
                     choices[:, vertex] = options[numbers]
                     made.append(choices)
         choices = np.concatenate(made)
-        fitting = np.flatnonzero(self.times.fits(choices, self._kinds(trees)[0])).tolist()
-        if not fitting:
+        kinds, count = self._kinds(trees)
+        fitting = np.flatnonzero(self.times.fits(choices, kinds))
+        if not len(fitting):
             return
-        trees, choices = [trees[i] for i in fitting], choices[fitting]
-        bounds = np.maximum(self._bounds(choices, trees, depth + 1), np.array(floors)[fitting])
-        yield from zip(bounds.tolist(), trees, choices, strict=True)
+        choices = choices[fitting]
+        bounds = self.times.bounds(choices, kinds[fitting], count[fitting], self.order[depth + 1 :])
+        bounds = np.maximum(bounds, np.array(floors)[fitting])
+        yield from zip(bounds.tolist(), (trees[i] for i in fitting.tolist()), choices, strict=True)
 
     def _kinds(self, trees: list[Tree]) -> tuple[Bools, Ints]:
         """Which vertices meet on each kind of GPUs, (N, P, V), and the number of those GPUs, (N, P)."""
-        known: dict[Tree, dict[int, int]] = {}
-        found = []
-        for tree in trees:
-            if tree not in known:
-                known[tree] = self.blocks.kinds(tree)
-            found.append(known[tree])
-        width = max(len(kinds) for kinds in found)
-        users = np.zeros((len(trees), width), dtype=np.int64)
-        count = np.zeros((len(trees), width), dtype=np.int64)
+        number: dict[Tree, int] = {}
+        each = [number.setdefault(tree, len(number)) for tree in trees]
+        found = [self.blocks.kinds(tree) for tree in number]
+        users, count = np.zeros((2, len(found), max(map(len, found))), dtype=np.int64)
         for i, kinds in enumerate(found):
             users[i, : len(kinds)] = list(kinds)
             count[i, : len(kinds)] = list(kinds.values())
-        return (users[:, :, None] >> np.arange(len(self.choices)) & 1).astype(bool), count
-
-    def _bounds(self, choices: Ints, trees: list[Tree], depth: int) -> Ints:
-        return self.times.bounds(choices, *self._kinds(trees), self.order[depth:])
+        meeting = (users[:, :, None] >> np.arange(len(self.choices)) & 1).astype(bool)
+        return meeting[each], count[each]

@@ -5,7 +5,7 @@ fused or not, weights resident or not), a choice has the least of what it may be
 two choices on the same blocks the one that is nowhere larger stands for both (`docs/bound.md`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import numpy as np
@@ -42,28 +42,19 @@ class Choices:
         # Sums over steps and vertices stay within 64 bits.
         self.cap = LARGEST // (2 * problem.options.steps * max(1, len(problem.graph.vertices)))
 
-    def of(self, vertex: Vertex, candidates: Candidates, levels: dict[int, int]) -> Ints:
+    def of(
+        self, vertex: Vertex, candidates: Candidates, levels: dict[int, int], also: Iterable[Placement] = ()
+    ) -> Ints:
         """The choices of a placed vertex, (n, COLUMNS), without those that another one stands for.
 
-        `levels` is that of the block which every allocation contains, by its number of GPUs.
+        They are those of the candidates, of placements `also`, and of these with other numbers of waves up to
+        the largest that occurs. `levels` is that of the block which every allocation contains, by its GPUs.
         """
+        known = {s.placement: s.time_ns for s in candidates.shapes}
+        others = {p: nanoseconds(self.model.operator(vertex, p)) for p in _unlisted(known, also)}
         rows = [
-            [
-                s.gpus,
-                levels[s.gpus],
-                *self._times(vertex, s.placement, s.time_ns),
-                *self._bytes(vertex, s.placement),
-            ]
-            for s in candidates.shapes
-        ]
-        rows += [
-            [
-                p.layout.gpus,
-                levels[p.layout.gpus],
-                *self._times(vertex, p, self._whole(vertex, p)),
-                *self._bytes(vertex, p),
-            ]
-            for p in _between(candidates)
+            (p.layout.gpus, levels[p.layout.gpus], *self._times(vertex, p, whole), *self._bytes(vertex, p))
+            for p, whole in (known | others).items()
         ]
         return _least(np.array(rows, dtype=np.int64))
 
@@ -76,9 +67,6 @@ class Choices:
         return np.array(
             [[0, 0, *self._capped(nanoseconds({"host": whole}), phases), 0, 0, 0]], dtype=np.int64
         )
-
-    def _whole(self, vertex: Vertex, p: Placement) -> int:
-        return nanoseconds(self.model.operator(vertex, p))
 
     def _capped(self, whole: int, phases: list[int]) -> tuple[int, int, int]:
         """Time, and that of the first and of the last phase."""
@@ -135,13 +123,19 @@ def _rule(model: CostModel) -> str | None:
     return None if form is None else form.rule
 
 
-def _between(candidates: Candidates) -> Iterable[Placement]:
-    """Placements like candidates, with numbers of waves between those of candidates."""
+def _unlisted(listed: Iterable[Placement], also: Iterable[Placement]) -> Iterator[Placement]:
+    """Placements like those `listed` and `also`, with numbers of waves that are not listed: from the fewest
+    listed (else 1) to the most that occur."""
     waves: dict[Placement, set[int]] = {}
-    for s in candidates.shapes:
-        waves.setdefault(msgspec.structs.replace(s.placement, waves=1), set()).add(s.placement.waves)
-    for one, known in waves.items():
-        for w in range(min(known) + 1, max(known)):
+    for p in listed:
+        waves.setdefault(msgspec.structs.replace(p, waves=1), set()).add(p.waves)
+    most = {one: max(known) for one, known in waves.items()}
+    for p in also:
+        one = msgspec.structs.replace(p, waves=1)
+        most[one] = max(p.waves, most.get(one, 1))
+    for one, last in most.items():
+        known = waves.get(one, set())
+        for w in range(min(known, default=1), last + 1):
             if w not in known:
                 yield msgspec.structs.replace(one, waves=w)
 
