@@ -9,6 +9,7 @@ import csv
 import json
 import math
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -195,19 +196,33 @@ def _value(text: str) -> object:
 
 def provenance(arguments: str, seconds: float, jobs: int) -> dict[str, object]:
     """Where results come from: the command, the state of the code, and the machine."""
-    git = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     return {
         "command": arguments,
-        "commit": commit or None,
+        "commit": _commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "seconds": round(seconds),
         "processes": jobs,
         "cores": cores(),
         "processor": platform.processor() or platform.machine(),
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in ("numpy", "msgspec")},
+        "packages": {name: version(name) for name in ("msgspec", "numba", "numpy")},
     }
+
+
+def _commit() -> str | None:
+    """The commit that is checked out, marked if what is not a result differs from it; None where git does not know."""
+    if shutil.which("git") is None:
+        return None
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ("git", *arguments), cwd=HERE.parent, capture_output=True, text=True, check=False
+        )
+
+    head = git("rev-parse", "--short", "HEAD").stdout.strip()
+    results = (":!benchmarks/results", ":!benchmarks/README.md")
+    changed = git("diff", "--quiet", "HEAD", "--", ".", *results).returncode != 0
+    return f"{head} with changes" if head and changed else head or None
 
 
 def command(study: Study) -> click.Command:
