@@ -39,6 +39,15 @@ def check_writable(name: str) -> None:
         )
 
 
+def check_table(csv_file: str | None, *, as_json: bool) -> None:
+    """Raise UsageFailure E932 if a table as CSV and one as JSON would both go to stdout, E912 if the CSV file
+    would stand in a directory that does not exist."""
+    if csv_file == "-" and as_json:
+        raise usage_error("E932", "`--json` and `--csv -` both need stdout", help="write the CSV to a file")
+    if csv_file is not None:
+        check_writable(csv_file)
+
+
 def print_text(text: str) -> None:
     """Write a line or more of text to standard output. Raises UsageFailure E912."""
     write_bytes("-", f"{text}\n".encode(errors="replace"))

@@ -1,6 +1,8 @@
-"""Tables and quantities as people read them on a terminal."""
+"""Tables and quantities as people read them on a terminal, and tables as CSV."""
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterable, Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[int] = ()) -> str:
@@ -16,6 +18,16 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: Seq
     return "\n".join(lines)
 
 
+def csv_bytes(header: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
+    """The table as CSV: None is an empty cell, truth `true` or `false`, and floats are told in full."""
+    out = io.StringIO()
+    lines = csv.writer(out, lineterminator="\n")
+    lines.writerow(header)
+    for row in rows:
+        lines.writerow([str(c).lower() if isinstance(c, bool) else c for c in row])
+    return out.getvalue().encode()
+
+
 def indent(text: str, by: str = "  ") -> str:
     """Every line of `text` moved to the right."""
     return "\n".join(by + line if line else line for line in text.splitlines())
@@ -27,6 +39,11 @@ def duration(seconds: float) -> str:
         if abs(seconds) * scale >= 1 or unit == "ns":
             return f"{seconds * scale:.4g} {unit}" if abs(seconds) < 1e4 else f"{seconds:.0f} s"
     raise AssertionError
+
+
+def rate(tokens: float) -> str:
+    """Tokens/s with four digits or all before the point."""
+    return f"{tokens:.0f}" if tokens >= 1e4 else f"{tokens:.4g}"
 
 
 def size(count: float) -> str:

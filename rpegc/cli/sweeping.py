@@ -13,7 +13,7 @@ from rpegc.inputs import directory_of, problem_bytes
 from rpegc.parallel import cores
 from rpegc.pipeline import Pipeline, named_pipeline
 from rpegc.plots import check_plot
-from rpegc.stagefiles import check_writable, make_directory, print_text, write_bytes
+from rpegc.stagefiles import check_table, make_directory, print_text, write_bytes
 from rpegc.sweep.plot import plot
 from rpegc.sweep.points import Candidate, Point, compiled, grid, with_front
 from rpegc.sweep.table import Sweep, as_csv, as_json, as_text
@@ -74,10 +74,7 @@ def _outputs(request: Request) -> tuple[str | None, str | None]:
             raise usage_error("E932", message, help="give the directory, or the files")
         csv_file, plot_file = (str(Path(request.output) / name) for name in ("sweep.csv", "sweep.png"))
         make_directory(Path(request.output))
-    if csv_file == "-" and request.as_json:
-        raise usage_error("E932", "`--json` and `--csv -` both need stdout", help="write the CSV to a file")
-    if csv_file is not None:
-        check_writable(csv_file)
+    check_table(csv_file, as_json=request.as_json)
     if plot_file is not None:
         check_plot(plot_file)
     return csv_file, plot_file

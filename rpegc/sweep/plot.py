@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from rpegc.figures import Figures
 from rpegc.plots import write_plot
-from rpegc.sweep.points import Figures, Point
+from rpegc.sweep.points import Point
 from rpegc.sweep.table import Sweep
 
 MEASURES = (

@@ -15,30 +15,13 @@ from ir_schema.diagnostics import Diagnostic, DiagnosticError, SourceMap, Span, 
 from ir_schema.problem import Problem
 from rpegc.diagnostics import Source
 from rpegc.driver import input_run, run_pipeline
+from rpegc.figures import Figures, figures_of
 from rpegc.frontend import build
 from rpegc.outcome import report_of, score_of
 from rpegc.parallel import workers
 from rpegc.pipeline import Pipeline
 from rpegc.sweep.vary import Variation, place, substitute
 from rpegc.text import tree
-
-
-class Figures(Record, frozen=True, kw_only=True):
-    """What the cost model predicts of a plan, named and measured as by `rpegc --json`.
-
-    GPU-hours count every GPU of the cluster. `optimality_gap` is None where the search has proven no bound;
-    `fits` says whether the plan fits in memory, which one taken from the file need not.
-    """
-
-    tokens_per_second: float
-    tokens_per_second_per_gpu: float
-    step_time_s: float
-    gpu_hours_per_million_tokens: float
-    utilization: float
-    peak_memory_bytes: int
-    memory_limit_bytes: int
-    optimality_gap: float | None
-    fits: bool
 
 
 class Point(Record, frozen=True, kw_only=True):
@@ -171,20 +154,10 @@ def _compile(candidate: Candidate, pipeline: Pipeline) -> Point:
     score, report = score_of(runs[-1].stage), report_of(runs[-1].stage)
     assert score is not None, "the pipeline ends in an executable"
     assert report is not None
-    figures = Figures(
-        tokens_per_second=score.tokens_per_s,
-        tokens_per_second_per_gpu=score.tokens_per_s_per_gpu,
-        step_time_s=score.step_time_s,
-        gpu_hours_per_million_tokens=score.gpu_hours_per_step
-        / (score.tokens_per_s * score.step_time_s / 1e6),
-        utilization=score.utilisation,
-        peak_memory_bytes=score.max_peak_bytes,
-        memory_limit_bytes=score.memory_limit_bytes,
-        optimality_gap=report.optimality_gap,
-        fits=score.memory_feasible,
-    )
     gpus = math.prod(problem.device_space)
-    return Point(values=dict(candidate.values), gpus=gpus, figures=figures, plan_id=runs[-1].id)
+    return Point(
+        values=dict(candidate.values), gpus=gpus, figures=figures_of(score, report), plan_id=runs[-1].id
+    )
 
 
 def _failed(candidate: Candidate, found: tuple[Diagnostic, ...]) -> Point:

@@ -1,14 +1,10 @@
 """What a sweep found, as a table for people, as CSV and as JSON."""
 
-import csv
-import io
-
 from ir_schema.base import Record
 from ir_schema.envelope import pretty
-from rpegc.sweep.points import Figures, Point
-from rpegc.table import duration, size, table
-
-FIGURES = Figures.__struct_fields__
+from rpegc.figures import FIGURES
+from rpegc.sweep.points import Point
+from rpegc.table import csv_bytes, duration, rate, size, table
 
 
 class Sweep(Record, frozen=True, kw_only=True):
@@ -28,23 +24,15 @@ def as_json(sweep: Sweep) -> bytes:
 
 def as_csv(sweep: Sweep) -> bytes:
     """One line for each point: its values, its figures, and the code and message of what is wrong with it."""
-    out = io.StringIO()
-    lines = csv.writer(out, lineterminator="\n")
-    lines.writerow([*sweep.keys, "gpus", *FIGURES, "front", "plan_id", "code", "message"])
+    header = [*sweep.keys, "gpus", *FIGURES, "front", "plan_id", "code", "message"]
+    lines = []
     for point in sweep.points:
         first = point.diagnostics[0] if point.diagnostics else None
-        told = ("", "") if first is None else (first.code, first.message)
+        told = (None, None) if first is None else (first.code, first.message)
         figures = [getattr(point.figures, name, None) for name in FIGURES]
-        cells = map(_cell, [point.gpus, *figures, point.front, point.plan_id])
-        lines.writerow([*(point.values[key] for key in sweep.keys), *cells, *told])
-    return out.getvalue().encode()
-
-
-def _cell(value: object) -> object:
-    """A CSV cell: nothing for None, `true` or `false`, else the value (floats in full)."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "" if value is None else value
+        values = [point.values[key] for key in sweep.keys]
+        lines.append([*values, point.gpus, *figures, point.front, point.plan_id, *told])
+    return csv_bytes(header, lines)
 
 
 def as_text(sweep: Sweep) -> str:
@@ -68,8 +56,8 @@ def _columns(point: Point) -> list[str]:
         return [gpus, *["-"] * 7, f"{found.code}: {found.message}"]
     return [
         gpus,
-        _rate(f.tokens_per_second),
-        _rate(f.tokens_per_second_per_gpu),
+        rate(f.tokens_per_second),
+        rate(f.tokens_per_second_per_gpu),
         duration(f.step_time_s),
         f"{f.gpu_hours_per_million_tokens:.4g}",
         f"{100 * f.utilization:.1f} %",
@@ -77,8 +65,3 @@ def _columns(point: Point) -> list[str]:
         "-" if f.optimality_gap is None else f"{100 * f.optimality_gap:.1f} %",
         "*" if point.front else "" if f.fits else "does not fit in memory",
     ]
-
-
-def _rate(tokens: float) -> str:
-    """Tokens/s with four digits or all before the point."""
-    return f"{tokens:.0f}" if tokens >= 1e4 else f"{tokens:.4g}"
