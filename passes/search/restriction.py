@@ -5,7 +5,7 @@ A restriction is intersected with what the file allows; it never adds a choice.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ir_schema.base import Role
@@ -17,12 +17,12 @@ Relation = Literal["any", "same", "disjoint", "same_or_disjoint"]
 
 
 class NotAllowed(Exception):
-    """No structure that the file allows lies in the decision space."""
+    """Nothing that the file allows lies in the decision space; the message is what the space needs."""
 
 
 @dataclass(frozen=True)
 class DecisionSpace:
-    """What may be decided.
+    """What may be decided. `summary` tells it in words; spaces are equal when the same may be decided.
 
     `relations` says how the allocations of two vertices must lie to each other, by their roles; a pair that
     is not listed may lie in any way. `least_staleness` is of the models that generate, `most_staleness` of
@@ -31,7 +31,8 @@ class DecisionSpace:
     then the smallest P_p, whose memory fits; P_d follows.
     """
 
-    name: str
+    name: str = field(compare=False)
+    summary: str = field(compare=False)
     relations: tuple[tuple[Role, Role, Relation], ...] = ()
     least_staleness: int = 0
     most_staleness: int | None = None
@@ -47,17 +48,31 @@ class DecisionSpace:
 
     def allows(self, problem: Problem, structure: Structure) -> bool:
         """Whether `structure` of `problem`, as the file has it, is in the space."""
+        return not self._missing(problem, structure)
+
+    def needs(self, problem: Problem, found: Sequence[Structure]) -> str:
+        """What the space needs that the nearest of the structures `found`, none of which it allows, lacks."""
+        fewest = min((self._missing(problem, structure) for structure in found), key=lambda m: (len(m), m))
+        return " and ".join(fewest)
+
+    def _missing(self, problem: Problem, structure: Structure) -> list[str]:
+        """What keeps `structure` of `problem` out of the space."""
         generating = {v.model for v in problem.graph.vertices if v.role == "generation"}
         splits = structure.split != "never" and len(problem.workload.length_quantiles) > 1
-        return (
-            all(tau >= self.least_staleness for m, tau in structure.staleness if m in generating)
-            and all(
-                self.most_staleness is None or tau <= self.most_staleness for _, tau in structure.staleness
-            )
-            and (self.splitting or not splits)
-            and (self.fusing or structure.fuse is None)
-            and (self.sharing or structure.share is None)
-        )
+        least, most = self.least_staleness, self.most_staleness
+        missing = []
+        for model, tau in structure.staleness:
+            if model in generating and tau < least:
+                missing.append(f"staleness {least} or more of `{model}`")
+            if most is not None and tau > most:
+                missing.append(f"staleness {most}{' or less' if most else ''} of `{model}`")
+        if splits and not self.splitting:
+            missing.append("no splitting")
+        if structure.fuse is not None and not self.fusing:
+            missing.append("no fused training")
+        if structure.share is not None and not self.sharing:
+            missing.append("no shared backbone")
+        return missing
 
     def shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """Those of one vertex's `shapes`, all of which fit in memory alone, that the layout rule leaves."""
@@ -90,20 +105,44 @@ _GENERATION_APART: tuple[tuple[Role, Role, Relation], ...] = (
     ("inference", "training", "same"),
 )
 
-EVERYTHING = DecisionSpace("rpeg")
+EVERYTHING = DecisionSpace("rpeg", "everything that the file allows")
 
 PEERS = {
     space.name: space
     for space in (
-        DecisionSpace("colocated", relations=_everywhere("same"), most_staleness=0),
         DecisionSpace(
-            "real", most_staleness=0, splitting=False, fusing=False, sharing=False, fixed_microbatches=True
+            "colocated",
+            "verl's hybrid engine: all operators on the same GPUs, synchronous",
+            relations=_everywhere("same"),
+            most_staleness=0,
         ),
-        DecisionSpace("rlhfuse", most_staleness=0, sharing=False, fixed_microbatches=True),
-        DecisionSpace("areal", relations=_GENERATION_APART, least_staleness=1),
-        DecisionSpace("asyncflow", relations=_GENERATION_APART, least_staleness=1),
+        DecisionSpace(
+            "real",
+            "ReaL: GPUs and layouts free, microbatches fixed, synchronous; no splitting, fusing, sharing",
+            most_staleness=0,
+            splitting=False,
+            fusing=False,
+            sharing=False,
+            fixed_microbatches=True,
+        ),
+        DecisionSpace(
+            "rlhfuse",
+            "RLHFuse: as real, with splitting and fused training",
+            most_staleness=0,
+            sharing=False,
+            fixed_microbatches=True,
+        ),
+        DecisionSpace(
+            "areal",
+            "AReaL: generation on its own GPUs, all else together on others, staleness of 1 or more",
+            relations=_GENERATION_APART,
+            least_staleness=1,
+        ),
+        DecisionSpace("asyncflow", "AsyncFlow: as areal", relations=_GENERATION_APART, least_staleness=1),
         DecisionSpace(
             "rlinf",
+            "RLinf: one group of GPUs per role, the same or disjoint; the smallest layouts that fit; "
+            "no fusing, sharing",
             relations=(
                 *_ONE_PER_ROLE,
                 ("generation", "inference", "same_or_disjoint"),
@@ -114,8 +153,12 @@ PEERS = {
             sharing=False,
             smallest_layout=True,
         ),
-        DecisionSpace("split", relations=_GENERATION_APART, most_staleness=1),
-        EVERYTHING,
+        DecisionSpace(
+            "split",
+            "disaggregated verl, NeMo-RL: as areal, with a staleness of 0 or 1",
+            relations=_GENERATION_APART,
+            most_staleness=1,
+        ),
     )
 }
-"""The systems of the comparison by name; the last is free in everything that the file allows."""
+"""The systems that are compared with by name."""
