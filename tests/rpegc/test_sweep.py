@@ -20,10 +20,11 @@ from passes.base import Pass
 from rpegc.cli.group import run
 from rpegc.diagnostics import Source
 from rpegc.driver import run_pipeline
+from rpegc.figures import Figures
 from rpegc.frontend import build
 from rpegc.pipeline import Pipeline, named_pipeline
 from rpegc.sweep import points as points_module
-from rpegc.sweep.points import Candidate, Figures, Point, compiled, grid, with_front
+from rpegc.sweep.points import Candidate, Point, compiled, grid, with_front
 from rpegc.sweep.vary import read_variations, substitute
 from rpegc.text.parser import parse
 
