@@ -8,6 +8,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ir_schema.device import size
@@ -15,7 +16,6 @@ from ir_schema.problem import Placement
 from passes.search.bound_blocks import EMPTY, Blocks, Tree
 from passes.search.bound_choices import GPUS, LEVEL, LOAD, Choices, Ints
 from passes.search.bound_times import Bools, Times
-from passes.search.candidates import Candidates
 from passes.search.space import Space
 from passes.structure import Plan
 
@@ -25,16 +25,24 @@ PARTIAL_PLANS = 5_000
 AT_ONCE = 512
 """About so many partial plans are made and bounded at once."""
 
+PLANS = 16
+"""So many partial plans are completed to plans."""
+
 _Partial = tuple[int, int, int, Tree, Ints]
 """Bound, minus the number of placed vertices, serial number, blocks, choices (V, COLUMNS)."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """No plan that fits has a smaller makespan than `makespan_ns`; `argument` says why, in words."""
+    """No plan that fits has a smaller makespan than `makespan_ns`; `argument` says why, in words.
+
+    `plans` are near the relaxed plans that come closest to the bound, the closest first. Whether they fit is
+    not known; they are good starts of a search.
+    """
 
     makespan_ns: int
     argument: str
+    plans: tuple[Plan, ...] = ()
 
 
 def lower_bound(
@@ -60,24 +68,32 @@ class _Search:
         self.blocks = Blocks(size(space.problem.device_space), sizes)
         reader = Choices(evaluator)
         self.choices: list[Ints] = []
+        self.placements: list[list[Placement]] = []
+        self.first: list[dict[int, list[int]]] = []
+        self.space = space
         for v in graph.vertices:
+            first: dict[int, list[int]] = {}
+            placements: list[Placement] = []
             if v.model is None:
-                self.choices.append(reader.of_host(v))
-                continue
-            candidates = space.candidates[v.name]
-            levels = self._levels(space, candidates, also[v.name])
-            self.choices.append(reader.of(v, candidates, levels, also[v.name]))
+                choices = reader.of_host(v)
+            else:
+                first = self._first(v.name, also[v.name])
+                levels = {n: self.blocks.level(n, np.array(starts)) for n, starts in first.items()}
+                choices, placements = reader.of(v, space.candidates[v.name], levels, also[v.name])
+            self.choices.append(choices)
+            self.placements.append(placements)
+            self.first.append(first)
         self.times = Times(evaluator.analysis, self.choices, self.blocks.sizes, splits=reader.splits)
         self.order = self._order()
 
-    def _levels(self, space: Space, candidates: Candidates, also: list[Placement]) -> dict[int, int]:
-        """The level of the block that every allocation contains, by its number of GPUs."""
-        _, nodes, per_node = space.problem.device_space
-        first = {n: set(starts.tolist()) for n, starts in candidates.starts.items()}
+    def _first(self, vertex: str, also: list[Placement]) -> dict[int, list[int]]:
+        """The first GPUs of all allocations of `vertex`, ascending, by their number of GPUs."""
+        _, nodes, per_node = self.space.problem.device_space
+        first = {n: set(starts.tolist()) for n, starts in self.space.candidates[vertex].starts.items()}
         for p in also:
             rack, node, gpu = p.origin
             first.setdefault(p.allocation.gpus, set()).add((rack * nodes + node) * per_node + gpu)
-        return {n: self.blocks.level(n, np.array(sorted(starts))) for n, starts in first.items()}
+        return {n: sorted(starts) for n, starts in first.items()}
 
     def _order(self) -> list[int]:
         """Generations first, as all else waits for them; then training, which fills memory; each by work."""
@@ -93,10 +109,10 @@ class _Search:
         made = 1
         while heap:
             bound, depth = heap[0][0], -heap[0][1]
-            if depth == len(self.order):
-                return Bound(bound, f"each of {made} partial plans leads to no faster one")
-            if made >= partial_plans:
-                return Bound(bound, f"none of {made} partial plans leads to a faster one")
+            if depth == len(self.order) or made >= partial_plans:
+                which = "each" if depth == len(self.order) else "none"
+                argument = f"{which} of {made} partial plans leads to a plan of a smaller bound"
+                return Bound(bound, argument, self._plans(heap, made))
             batch = [heapq.heappop(heap)]
             most = AT_ONCE // len(self.choices[self.order[depth]])
             while heap and len(batch) < most and -heap[0][1] == depth:
@@ -131,6 +147,33 @@ class _Search:
         bounds = self.times.bounds(choices, kinds[fitting], count[fitting], self.order[depth + 1 :])
         bounds = np.maximum(bounds, np.array(floors)[fitting])
         yield from zip(bounds.tolist(), (trees[i] for i in fitting.tolist()), choices, strict=True)
+
+    def _plans(self, heap: list[_Partial], made: int) -> tuple[Plan, ...]:
+        """The partial plans of smallest bounds completed, few at a time, as plans."""
+        kept = heapq.nsmallest(PLANS, heap)
+        for depth in range(len(self.order)):
+            batch = [partial for partial in kept if -partial[1] == depth]
+            if batch:
+                kept = [partial for partial in kept if -partial[1] != depth]
+                for child in self._children(batch, depth):
+                    made += 1
+                    kept.append((child[0], -(depth + 1), made, *child[1:]))
+                kept = heapq.nsmallest(PLANS, kept)
+        return tuple(self._plan(tree, choice) for *_, tree, choice in kept)
+
+    def _plan(self, tree: Tree, choice: Ints) -> Plan:
+        """The plan of these choices, every allocation standing closest to its block."""
+        _, nodes, per_node = self.space.problem.device_space
+        names = [v.name for v in self.space.problem.graph.vertices]
+        plan = {}
+        for v, (start, n) in sorted(self.blocks.first(tree).items()):
+            number = int(np.flatnonzero((self.choices[v] == choice[v]).all(axis=1))[0])
+            placement = self.placements[v][number]
+            gpus = placement.layout.gpus
+            missed = [abs(s - start) + abs(s + gpus - start - n) for s in self.first[v][gpus]]
+            node, gpu = divmod(self.first[v][gpus][missed.index(min(missed))], per_node)
+            plan[names[v]] = msgspec.structs.replace(placement, origin=(*divmod(node, nodes), gpu))
+        return plan
 
     def _kinds(self, trees: list[Tree]) -> tuple[Bools, Ints]:
         """Which vertices meet on each kind of GPUs, (N, P, V), and the number of those GPUs, (N, P)."""

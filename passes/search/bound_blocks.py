@@ -61,6 +61,16 @@ class Blocks:
                 found[users] = found.get(users, 0) + self.sizes[at]
         return found
 
+    def first(self, tree: Tree) -> dict[int, tuple[int, int]]:
+        """First GPU and size of the block of every vertex in `tree`, blocks standing in its order."""
+        found: dict[int, tuple[int, int]] = {}
+        stack = [(tree, self.top, 0)]
+        while stack:
+            (users, inside), at, start = stack.pop()
+            found |= {v: (start, self.sizes[at]) for v in range(users.bit_length()) if users >> v & 1}
+            stack += [(block, at - 1, start + i * self.sizes[at - 1]) for i, block in enumerate(inside)]
+        return found
+
 
 def _longest_chain(sizes: Iterable[int]) -> tuple[int, ...]:
     """The longest chain in which each size divides the next; of several that of the largest sizes. It begins

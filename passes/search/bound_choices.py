@@ -44,8 +44,9 @@ class Choices:
 
     def of(
         self, vertex: Vertex, candidates: Candidates, levels: dict[int, int], also: Iterable[Placement] = ()
-    ) -> Ints:
-        """The choices of a placed vertex, (n, COLUMNS), without those that another one stands for.
+    ) -> tuple[Ints, list[Placement]]:
+        """The choices of a placed vertex, (n, COLUMNS), without those that another one stands for, and a
+        placement (up to its origin) that has each.
 
         They are those of the candidates, of placements `also`, and of these with other numbers of waves up to
         the largest that occurs. `levels` is that of the block which every allocation contains, by its GPUs.
@@ -56,7 +57,9 @@ class Choices:
             (p.layout.gpus, levels[p.layout.gpus], *self._times(vertex, p, whole), *self._bytes(vertex, p))
             for p, whole in (known | others).items()
         ]
-        return _least(np.array(rows, dtype=np.int64))
+        kept = _least(np.array(rows, dtype=np.int64))
+        placement = dict(zip(reversed(rows), reversed([*known, *others]), strict=True))
+        return kept, [placement[tuple(row)] for row in kept.tolist()]
 
     def of_host(self, vertex: Vertex) -> Ints:
         """The one choice of a host vertex, (1, COLUMNS): time, and nothing on a GPU."""
