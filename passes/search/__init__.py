@@ -16,7 +16,7 @@ from ir_schema.diagnostics import DiagnosticError
 from ir_schema.problem import Problem
 from ir_schema.stages import Configuration, SearchReport
 from passes.base import Pass
-from passes.search.explore import explore
+from passes.search.exploration import explore
 from passes.search.legality import complete, legal, plan_errors
 from passes.search.progress import WATCH, Progress, Watch
 from passes.search.report import fusion_note

@@ -154,7 +154,7 @@ class Annealing:
     def _pair_moves(self, row: Row) -> list[Sequence[Change]] | None:
         """A donor shrinks inside its allocation, a receiver that overlaps it is drawn anew; None if there
         is no such pair."""
-        sizes = self.space.load.gpus(row[None])[0].tolist()
+        sizes = self.space.guess.gpus(row[None])[0].tolist()
         starts = row[:, 1].tolist()
         donor = self.rng.choices(self.movable, [sizes[v] for v in self.movable])[0]
         start, gpus = starts[donor], sizes[donor]

@@ -1,10 +1,10 @@
-"""Method `auto`: the optimum where all plans can be looked at, else a systematic local search.
+"""Method `auto`: the optimum where all plans can be looked at, else a search guided by guesses.
 
-Every structure begins with the best of the heuristics' plans and of plans constructed from partitions of its
-vertices. From these it descends: every vertex and every group that shares its GPUs is tried on every kind of
-place, then pairs of them, until nothing improves the plan; kicked at random it descends again. Structures
-compete: after every round the better half goes on with a larger share, and none goes on whose bound is no
-better than the best plan found. The rest of the budget polishes the best plan over all candidates.
+A guess at what a plan is worth costs a hundredth of an evaluation and is rarely far off. In every structure
+plans are sketched by annealing the guess; the most promising are evaluated, and the best of them descend:
+every vertex, every group that shares its GPUs and every pair is tried elsewhere, the promising changes are
+evaluated and the best is made, until none improves the plan. Structures compete: after every round the better
+half goes on with a larger share. The rest of the budget polishes the best plan over all candidates.
 """
 
 import itertools
@@ -13,128 +13,103 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from passes.search.construct import Construction
-from passes.search.evaluator import Row
+from passes.search.evaluator import Row, Rows
 from passes.search.exact import enumerable, enumerate_all, with_every_wave
-from passes.search.ledger import CHUNK, Found, Ledger, OutOfBudget
+from passes.search.ledger import Found, Ledger, OutOfBudget
 from passes.search.neighbours import Neighbours
 from passes.search.polish import best_of, polish
 from passes.search.settings import Settings
+from passes.search.sketch import Sketch
 from passes.search.space import Block, Space
 
-CONSTRUCTIONS = 192
-DESCENTS = 6
-KICKS = 32
-THRESHOLD = 0.01
-STALE_KICKS = 30
+SKETCHES = 8
+SKETCHED = 128
+DESCENTS = 2
+PROMISING = 64
+PATIENCE = 10_000
 ROUNDS = 3
 POLISHING = 0.2
 
 
 class Walk:
-    """The local search in one structure. It can be interrupted and taken up again."""
+    """The search in one structure. It can be interrupted and taken up again."""
 
-    def __init__(self, space: Space, starts: Sequence[Found], ledger: Ledger, rng: random.Random) -> None:
+    def __init__(self, space: Space, starts: Sequence[Found], ledger: Ledger, settings: Settings) -> None:
         self.space = space
         self.ledger = ledger
-        self.rng = rng
-        self.neighbours = Neighbours(space)
         self.starts = list(starts)
-        self.current: Found | None = None
+        self.rng = random.Random(f"{settings.seed}/{space.index}")
+        self.neighbours = Neighbours(space)
+        self.sketch = Sketch(space)
         self.optimum: Found | None = None
-        self.stale = 0
+        self.patience = max(3, min(60, settings.evaluations // PATIENCE))
         self._seen: set[bytes] = set()
-
-    def construct(self, count: int) -> None:
-        """Evaluate `count` constructed plans; the best of the most promising partitions become starts."""
-        found: dict[object, Found] = {}
-        made = Construction(self.space).rows(count)
-        rest = list(range(len(made)))
-        for level in range(made[0][1].shape[0] if made else 0):
-            rows = np.array([made[i][1][level] for i in rest]).reshape(-1, *self.starts_shape)
-            figures = self.ledger.evaluate(self.space, rows)
-            for i, row, (makespan, busy, peak) in zip(rest, rows, figures.tolist(), strict=True):
-                plan = Found(self.space, row, (makespan, busy, peak))
-                key = made[i][0]
-                if key not in found or self.ledger.value(plan) > self.ledger.value(found[key]):
-                    found[key] = plan
-            rest = [i for i, fits in zip(rest, self.ledger.fits(figures), strict=True) if not fits]
-            if not rest:
-                break
-        self.ledger.end_round()
-        best = sorted(found.values(), key=lambda f: -self.ledger.value(f))[:DESCENTS]
-        self.starts = sorted([*self.starts, *best], key=lambda f: -self.ledger.value(f))
-
-    @property
-    def starts_shape(self) -> tuple[int, int]:
-        """Shape of a row."""
-        return len(self.space.vertices), 2
 
     def start_from(self, row: Row) -> None:
         """Descend from this plan next."""
         self.starts.insert(0, self.ledger.evaluate_one(self.space, row))
 
     def run(self) -> str:
-        """Search until the ledger says stop (OutOfBudget), or until kicks lead nowhere new."""
-        while self.starts:
-            self._take(self.starts[0])
-            self.starts.pop(0)
-        while self.stale < STALE_KICKS:
-            assert self.optimum is not None, "there was a start"
-            kicked = self._kicked(self.optimum)
-            if kicked is None:
-                self.stale += 1
-                continue
-            self._take(kicked)
+        """Search until the ledger says stop (OutOfBudget), or until sketches lead nowhere new."""
+        stale = 0
+        while stale < self.patience:
+            before = self.optimum
+            for found in [*self.starts[:DESCENTS], *self._sketched()]:
+                self._descend(found)
+            self.starts.clear()
+            stale = stale + 1 if self.optimum is before else 0
         return "exhausted"
 
-    def _take(self, start: Found) -> None:
-        """Descend from `start`, or go on with the descent that was interrupted."""
-        reached = self._descend(self.current or start)
-        self.current = None
-        better = self.optimum is None or self.ledger.value(reached) > self.ledger.value(self.optimum)
-        if better:
-            self.optimum = reached
+    def _sketched(self) -> list[Found]:
+        """The best of some plans sketched, half of them from the best plan, that no descent has come by."""
+        best = self.optimum or self.starts[0]
+        rows = [self.sketch.rows(best.row, self.rng, SKETCHED) for _ in range(SKETCHES)]
+        return self._best(np.concatenate(rows), DESCENTS)
 
-    def _kicked(self, found: Found) -> Found | None:
-        """The best of some plans near `found` that no descent has started from; None if there is none."""
-        rows = self.neighbours.kicks(found.row, self.rng, KICKS)
+    def _best(self, rows: Rows, count: int) -> list[Found]:
         keys = self.space.evaluator.keys(rows)
-        new = [i for i, key in enumerate(keys) if key.tobytes() not in self._seen]
-        if not new:
-            return None
-        rows, keys = rows[new], keys[new]
         figures = self.ledger.evaluate(self.space, rows, keys)
-        i = int(self.ledger.values(figures).argmax())
-        self._seen.add(keys[i].tobytes())
-        makespan, busy, peak = figures[i].tolist()
-        return Found(self.space, rows[i], (makespan, busy, peak))
+        self.ledger.end_round()
+        chosen: list[Found] = []
+        names: set[bytes] = set()
+        for i in np.argsort(-self.ledger.values(figures), kind="stable"):
+            name = keys[i].tobytes()
+            if name not in self._seen and name not in names:
+                names.add(name)
+                makespan, busy, peak = figures[i].tolist()
+                chosen.append(Found(self.space, rows[i], (makespan, busy, peak)))
+            if len(chosen) == count:
+                break
+        return chosen
 
-    def _descend(self, found: Found) -> Found:
-        """The local optimum below `found`."""
-        self.current = found
-        while True:
+    def _descend(self, found: Found) -> None:
+        """Go from `found` to a local optimum, or to where an earlier descent has been."""
+        better: Found | None = found
+        while better is not None:
+            found = better
+            if self.optimum is None or self.ledger.value(found) > self.ledger.value(self.optimum):
+                self.optimum = found
+            name = self.space.evaluator.keys(found.row[None])[0].tobytes()
+            if name in self._seen:
+                return
+            self._seen.add(name)
             better = self._moved(found) or self._moved_pair(found)
-            if better is None:
-                return found
-            self.current = found = better
 
     def _moved(self, found: Found) -> Found | None:
         """The plan after one pass over all groups; None if no move improves it."""
         before = found
         for block in self._by_weight(found, self.neighbours.groups(found.row)):
-            better = best_of(self.ledger, found, self.neighbours.moves(found.row, block), eager=True)
+            rows = self.neighbours.moves(found.row, block)
+            found = best_of(self.ledger, found, rows, PROMISING) or found
             self.ledger.end_round()
-            if better is not None:
-                self.current = found = better
         return None if found is before else found
 
     def _moved_pair(self, found: Found) -> Found | None:
         """The plan after moving a pair of blocks; None if none of the promising moves improves it."""
         limit = self.ledger.slowest(found)
         for a, b in itertools.combinations(self._by_weight(found, self.space.blocks), 2):
-            rows = self.neighbours.pairs(found.row, a, b, limit, CHUNK)
-            better = best_of(self.ledger, found, rows, eager=True)
+            rows = self.neighbours.pairs(found.row, a, b, limit, PROMISING)
+            better = best_of(self.ledger, found, rows, PROMISING)
             self.ledger.end_round()
             if better is not None:
                 return better
@@ -156,51 +131,39 @@ class Auto:
         self.ledger = ledger
         self.settings = settings
         self.walks = [
-            Walk(space, found, ledger, random.Random(f"{settings.seed}/{space.index}"))
-            for space, found in zip(spaces, starts, strict=True)
+            Walk(space, found, ledger, settings) for space, found in zip(spaces, starts, strict=True)
         ]
 
     def run(self) -> str:
         """Search. Returns why it ended: exhausted, budget, time_limit or interrupted."""
         try:
-            if enumerable(self.spaces):
-                return self._enumerate()
-            return self._compete()
+            return self._enumerate() if enumerable(self.spaces) else self._compete()
         except OutOfBudget as stop:
             self.ledger.end_round()
             return stop.reason
 
     def _enumerate(self) -> str:
-        """A short search for something to compare with, then every plan."""
-        for walk in self.walks:
-            walk.construct(CONSTRUCTIONS)
+        """Every plan."""
         waving = [with_every_wave(space) for space in self.spaces]
         enumerate_all(waving if enumerable(waving) else self.spaces, self.ledger)
         self.ledger.proven = True
         return "exhausted"
 
     def _compete(self) -> str:
-        budget = self.settings.evaluations
-        walks = self.walks
-        for walk in walks:
-            self.ledger.allow(max(0, (budget - self.ledger.evaluations) // 4))
-            walk.construct(CONSTRUCTIONS)
+        budget, walks = self.settings.evaluations, self.walks
+        reserve = int(POLISHING * max(0, budget - self.ledger.evaluations))
         for i in range(ROUNDS):
-            rest = max(0, budget - self.ledger.evaluations)
-            if i == 0:
-                rest_for_polish = int(rest * POLISHING)
-            share = (rest - rest_for_polish) // (ROUNDS - i) // len(walks)
             for j, walk in enumerate(walks):
-                self._run(walk, share, 1 / (len(walks) - j) / (ROUNDS - i + 1))
+                rest = max(0, budget - self.ledger.evaluations - reserve)
+                share = 1 / (len(walks) - j) / (ROUNDS - i)
+                self._run(walk, int(share * rest), share)
             walks = self._better_half(walks)
         self.ledger.allow(max(0, budget - self.ledger.evaluations))
         best = self.ledger.best or self.ledger.nearest
         assert best is not None, "something was evaluated"
         winner = next(w for w in self.walks if w.space is best.space)
-        polished = polish(self.ledger, winner.neighbours, best)
-        winner.starts.insert(0, polished)
-        winner.run()
-        return "exhausted"
+        winner.starts.insert(0, polish(self.ledger, winner.neighbours, best))
+        return winner.run()
 
     def _run(self, walk: Walk, evaluations: int, share_of_time: float) -> None:
         """Let `walk` go on for so many evaluations. Raises OutOfBudget if the whole search is to stop."""

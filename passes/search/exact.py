@@ -34,7 +34,7 @@ def enumerate_all(spaces: Sequence[Space], ledger: Ledger) -> None:
             index = np.unravel_index(np.arange(start, min(total, start + AT_ONCE)), counts)
             rows = np.stack([table[i] for table, i in zip(tables, index, strict=True)], axis=1)
             rows = rows[space.allows(rows)]
-            ceiling = ledger.ceiling(space.load.bound(rows))
+            ceiling = ledger.ceiling(space.guess.judge(rows)[0])
             ledger.evaluate(space, rows[ceiling > _worth(ledger)])
             ledger.end_round()
             ledger.check()

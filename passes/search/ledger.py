@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ir_schema.base import Objective
 from passes.schedule import BETA_OOM, raw_score
 from passes.search.evaluator import Evaluation, Row, Rows
-from passes.search.load import NEVER
+from passes.search.guess import NEVER
 from passes.search.progress import WATCH, Improvement, Progress
 from passes.search.space import Space
 from passes.structure import Plan

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from ir_schema.problem import Layout
 from passes.search.candidates import Candidates
 from passes.search.evaluator import Row, Rows
+from passes.search.guess import NEVER
 from passes.search.space import Block, Space
 
 VARIANTS = 3
-MOST_PAIRS = 4000
 MOST_PLACES = 20_000
 
 Places = NDArray[np.int64]
@@ -47,7 +47,7 @@ class Neighbours:
     def places(self, row: Row, block: Block) -> Places:
         """(number of GPUs, first GPU) of the intervals that all of `block` may take, one of each kind."""
         others = [v for v in range(len(row)) if v not in block]
-        gpus = self.space.load.gpus(row[None])[0]
+        gpus = self.space.guess.gpus(row[None])[0]
         key = (block, row[others, 1].tobytes(), gpus[others].tobytes())
         known = self._known.get(key)
         if known is None:
@@ -81,7 +81,7 @@ class Neighbours:
     def groups(self, row: Row) -> list[Block]:
         """What may be moved together: every block alone, and blocks that share an allocation, all or two."""
         blocks = self.space.blocks
-        gpus = self.space.load.gpus(row[None])[0].tolist()
+        gpus = self.space.guess.gpus(row[None])[0].tolist()
         shared: dict[tuple[int, int], list[Block]] = {}
         for block in blocks:
             shared.setdefault((int(row[block[0], 1]), gpus[block[0]]), []).append(block)
@@ -97,20 +97,23 @@ class Neighbours:
         """`block` on every place in every choice of shapes, and each of its vertices in another shape where
         it is. Rows that the decision space excludes are left out."""
         found = [self._reshaped(row, v) for v in block] if len(block) > 1 else []
-        for n, start in self.places(row, block).tolist():
-            found.append(self._placed(row, block, n, start))
+        places = self.places(row, block)
+        for n in np.unique(places[:, 0]).tolist():
+            shapes, starts = self._choices(row, block, n), places[places[:, 0] == n, 1]
+            rows = np.repeat(row[None], len(shapes) * len(starts), axis=0)
+            rows[:, block, 0] = np.repeat(shapes, len(starts), axis=0)
+            rows[:, block, 1] = np.tile(starts, len(shapes))[:, None]
+            found.append(rows)
         return self._allowed(np.concatenate(found)) if found else row[None][:0]
 
-    def _placed(self, row: Row, block: Block, n: int, start: int) -> Rows:
-        chosen = [self.shapes(row, v, n) for v in block]
-        count = len(chosen[0]) if len(block) == 1 else min(VARIANTS, max(map(len, chosen)))
-        rows = np.repeat(row[None], count, axis=0)
-        for v, numbers in zip(block, chosen, strict=True):
-            front = self.space.options[v].front[n]
-            spread = front[np.arange(count) * (len(front) - 1) // max(1, count - 1)]
-            rows[:, v, 0] = numbers if len(block) == 1 else spread
-            rows[:, v, 1] = start
-        return rows
+    def _choices(self, row: Row, block: Block, n: int) -> NDArray[np.int64]:
+        """Shapes on `n` GPUs for the vertices of `block`, (M, vertices): all that are worth trying for one,
+        some from the fastest to the leanest for several."""
+        if len(block) == 1:
+            return self.shapes(row, block[0], n)[:, None]
+        fronts = [self.space.options[v].front[n] for v in block]
+        count = min(VARIANTS, max(map(len, fronts)))
+        return np.stack([f[np.arange(count) * (len(f) - 1) // max(1, count - 1)] for f in fronts], axis=1)
 
     def shapes(self, row: Row, vertex: int, n: int) -> NDArray[np.int64]:
         """Numbers of the vertex's shapes on `n` GPUs that are worth trying."""
@@ -123,31 +126,23 @@ class Neighbours:
         return np.unique(np.concatenate([front, *alike])) if alike else front
 
     def _reshaped(self, row: Row, vertex: int) -> Rows:
-        n = int(self.space.load.gpus(row[None])[0, vertex])
+        n = int(self.space.guess.gpus(row[None])[0, vertex])
         numbers = self.shapes(row, vertex, n)
         rows = np.repeat(row[None], len(numbers), axis=0)
         rows[:, vertex, 0] = numbers
         return rows
 
-    def pairs(self, row: Row, a: Block, b: Block) -> Rows:
-        """Both groups moved at once, each in its fastest and its leanest shapes."""
-        moved = [self._fast_and_lean(row, block) for block in (a, b)]
-        left, right = (m[:: max(1, len(m) * len(moved[1 - i]) // MOST_PAIRS)] for i, m in enumerate(moved))
-        i, j = np.divmod(np.arange(len(left) * len(right)), max(1, len(right)))
+    def pairs(self, row: Row, a: Block, b: Block, limit_ns: int, count: int) -> Rows:
+        """The `count` most promising of both blocks moved at once whose bound is below `limit_ns`."""
+        left, right = self.moves(row, a), self.moves(row, b)
+        guess = self.space.guess.judge_pairs(left, right, b, limit_ns).ravel()
+        order = np.argpartition(guess, count)[:count] if len(guess) > count else np.arange(len(guess))
+        order = order[guess[order] < NEVER]
+        order = order[np.lexsort((order, guess[order]))]
+        i, j = np.divmod(order, max(1, len(right)))
         rows = left[i]
-        rows[:, list(b)] = right[j][:, list(b)]
+        rows[:, b] = right[j][:, b]
         return self._allowed(rows)
-
-    def _fast_and_lean(self, row: Row, block: Block) -> Rows:
-        found = []
-        for n, start in self.places(row, block).tolist():
-            rows = np.repeat(row[None], 2, axis=0)
-            for v in block:
-                front = self.space.options[v].front[n]
-                rows[:, v, 0] = front[[0, -1]]
-                rows[:, v, 1] = start
-            found.append(rows)
-        return np.concatenate(found) if found else row[None][:0]
 
     def kicks(self, row: Row, rng: random.Random, count: int) -> Rows:
         """`count` times two or three blocks on random places in random shapes of the front."""

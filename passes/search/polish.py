@@ -1,6 +1,6 @@
 """Polish: the best plan improved vertex by vertex until no change improves it (semantics: Search).
 
-Candidates that cannot improve are skipped without being evaluated (`Load.bound`), and of those that differ
+Candidates that cannot improve are skipped without being evaluated (`Guess.judge`), and of those that differ
 only in where they stand one is tried.
 """
 
@@ -30,13 +30,16 @@ def polish(ledger: Ledger, neighbours: Neighbours, found: Found) -> Found:
     return found
 
 
-def best_of(ledger: Ledger, found: Found, rows: Rows, *, eager: bool = False) -> Found | None:
+def best_of(ledger: Ledger, found: Found, rows: Rows, most: int | None = None) -> Found | None:
     """The best of `rows` (the first of several) that is better than `found`, and fits if that does; None if
-    there is none. The promising ones are evaluated first, so that most others need not be; `eager` is content
-    with the best of the first chunk that has a better one."""
+    there is none. The promising ones are evaluated first, so that others need not be, `most` of them at
+    most."""
     space, best = found.space, found
-    rows = rows[np.argsort(space.load.guess(rows), kind="stable")]
-    ceiling = ledger.ceiling(space.load.bound(rows))
+    bound, guess = space.guess.judge(rows)
+    ceiling = ledger.ceiling(bound)
+    order = np.argsort(guess, kind="stable")
+    order = order[ceiling[order] > ledger.value(found)][:most]
+    rows, ceiling = rows[order], ceiling[order]
     for start in range(0, len(rows), CHUNK):
         value, fits = ledger.value(best), best.evaluation.feasible
         chunk = rows[start : start + CHUNK][ceiling[start : start + CHUNK] > value]
@@ -50,8 +53,6 @@ def best_of(ledger: Ledger, found: Found, rows: Rows, *, eager: bool = False) ->
         if values[i] > value:
             makespan, busy, peak = figures[i].tolist()
             best = Found(space, chunk[i], (makespan, busy, peak))
-            if eager:
-                break
     return None if best is found else best
 
 

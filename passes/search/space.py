@@ -2,20 +2,21 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ir_schema.base import Objective
 from ir_schema.diagnostics import Diagnostic
 from ir_schema.problem import PartialPlacement, Problem
 from passes.search.candidates import Candidates, Enumeration
 from passes.search.constraints import Rules
 from passes.search.evaluator import Evaluator, Rows
+from passes.search.guess import Guess
 from passes.search.legality import explain
-from passes.search.load import Load
 from passes.search.restriction import EVERYTHING, DecisionSpace, Relation
 from passes.search.structures import Structure
 
@@ -33,6 +34,7 @@ class Space:
     evaluator: Evaluator
     candidates: Mapping[str, Candidates]
     within: DecisionSpace = EVERYTHING
+    objective: Objective = "throughput"
 
     @property
     def vertices(self) -> tuple[str, ...]:
@@ -45,9 +47,9 @@ class Space:
         return [self.candidates[v] for v in self.vertices]
 
     @cached_property
-    def load(self) -> Load:
-        """Loads of rows."""
-        return Load(self.evaluator)
+    def guess(self) -> Guess:
+        """Bounds and guesses of rows."""
+        return Guess(self.evaluator, self.objective)
 
     @property
     def size(self) -> int:
@@ -76,14 +78,17 @@ class Space:
                 block = [block[u] if b == block[v] else b for b in block]
         return [tuple(v for v, b in enumerate(block) if b == c) for c in dict.fromkeys(block)]
 
-    def allows(self, rows: Rows) -> NDArray[np.bool_]:
-        """Whether the decision space contains each of `rows`, which are made of candidates, (N,)."""
+    def allows(self, rows: Rows, without: Collection[int] = ()) -> NDArray[np.bool_]:
+        """Whether the decision space contains each of `rows`, which are made of candidates, (N,); whatever
+        the vertices `without` do."""
         allowed = np.ones(len(rows), dtype=bool)
         if not self.relations:
             return allowed
-        first, gpus = rows[:, :, 1], self.load.gpus(rows)
+        first, gpus = rows[:, :, 1], self.guess.gpus(rows)
         end = first + gpus
         for u, v, relation in self.relations:
+            if u in without or v in without:
+                continue
             same = (first[:, u] == first[:, v]) & (gpus[:, u] == gpus[:, v])
             disjoint = (end[:, u] <= first[:, v]) | (end[:, v] <= first[:, u])
             allowed &= {"same": same, "disjoint": disjoint, "same_or_disjoint": same | disjoint}[relation]
@@ -98,6 +103,7 @@ def build(
     excluded: int = 0,
     fixed_microbatches: bool = False,
     within: DecisionSpace = EVERYTHING,
+    objective: Objective = "throughput",
     threads: int = 1,
     known: dict[object, Enumerated] | None = None,
 ) -> tuple[Space, list[Diagnostic]]:
@@ -130,4 +136,4 @@ def build(
         unbound, reasons = known[identity]
         candidates[v.name] = unbound.bound(evaluator)
         found += reasons
-    return Space(index, structure, problem, evaluator, candidates, within), found
+    return Space(index, structure, problem, evaluator, candidates, within, objective), found

@@ -4,6 +4,7 @@ import itertools
 import re
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,10 +13,12 @@ from ir_schema.diagnostics import DiagnosticError
 from ir_schema.envelope import canonical
 from ir_schema.problem import PartialPlacement, SearchSpace, Verifier
 from passes.evaluate import evaluate
+from passes.schedule import raw_score
 from passes.search import WATCH, Search, Watch
 from passes.search.concurrent import concurrent, levels
 from passes.search.greedy import greedy
 from passes.search.infeasible import _fits, with_memory, with_responses
+from passes.search.ledger import CHUNK
 from passes.search.legality import legal
 from passes.search.space import build
 from passes.search.structures import structures
@@ -30,6 +33,26 @@ def spaces(problem):
         assert empty == []
         found.append(space)
     return found
+
+
+def time_ns(space, vertex, placement):
+    number = space.vertices.index(vertex)
+    return space.evaluator.operator_ns(number, space.evaluator.shape(number, placement))
+
+
+def peak_of(space, row):
+    return int(space.evaluator.evaluate_rows(row[None]).peak_bytes[0])
+
+
+def all_rows(space):
+    """Every plan made of candidates."""
+    options = []
+    for candidates in space.options:
+        placed = zip(candidates.numbers.tolist(), candidates.shapes, strict=True)
+        options.append(
+            [(number, first) for number, s in placed for first in candidates.starts[s.gpus].tolist()]
+        )
+    return np.array(list(itertools.product(*options)))
 
 
 def tiny():
@@ -99,10 +122,10 @@ def test_a_verifier_has_no_plan(method):
 
 def test_greedy_uses_every_gpu_and_the_fastest_layout():
     (space, *_) = spaces(ppo())
-    for v, p in greedy(space).items():
+    for v, p in space.evaluator.plan(greedy(space)).items():
         assert p.extent == (1, 2, 4)
-        times = [space.evaluator.operator_ns(v, x) for x in space.candidates[v] if x.extent == (1, 2, 4)]
-        assert space.evaluator.operator_ns(v, p) == min(times)
+        times = {s.placement: s.time_ns for s in space.candidates[v].shapes if s.gpus == 8}
+        assert times[p] == min(times.values())
 
 
 def test_levels_are_longest_paths():
@@ -117,14 +140,15 @@ def test_concurrent_is_the_best_of_all_disjoint_choices():
     """On few GPUs, every combination of a level is looked at; the machine is large enough for any plan."""
     problem = with_memory(ppo((1, 1, 4), prompts=8), 1e13)
     (space, *_) = spaces(problem)
-    plan, fits = concurrent(space)
+    row, fits = concurrent(space)
+    plan = space.evaluator.plan(row)
     assert fits
     for level in levels(problem):
         names = [v for v in level if v in plan]
         options = [list(space.candidates[v]) for v in names]
 
         def slowest(choice, names=names):
-            return max(space.evaluator.operator_ns(v, p) for v, p in zip(names, choice, strict=True))
+            return max(time_ns(space, v, p) for v, p in zip(names, choice, strict=True))
 
         def disjoint(choice):
             pairs = itertools.combinations(choice, 2)
@@ -137,7 +161,7 @@ def test_concurrent_is_the_best_of_all_disjoint_choices():
 def test_a_level_without_room_runs_one_after_another():
     problem = with_memory(ppo((1, 1, 2)), 1e13)
     (space, *_) = spaces(problem)
-    plan, _ = concurrent(space)
+    plan = space.evaluator.plan(concurrent(space)[0])
     assert {plan[v].extent for v in ("ref_inf", "reward_inf", "critic_inf")} == {(1, 1, 2)}
 
 
@@ -145,13 +169,12 @@ def test_concurrent_looks_for_a_plan_that_fits():
     """With the memory that its second choice needs, the first is passed over."""
     problem = ppo((1, 2, 4))
     (space, *_) = spaces(with_memory(problem, 1e13))
-    fastest, _ = concurrent(space)
-    peak = space.evaluator.peak(fastest)
+    peak = peak_of(space, concurrent(space)[0])
     limited = with_memory(problem, (peak - 1) / (1 - problem.hardware.runtime_reserve))
     (space, *_) = spaces(limited)
-    plan, fits = concurrent(space)
+    row, fits = concurrent(space)
     assert fits
-    assert space.evaluator.peak(plan) < peak
+    assert peak_of(space, row) < peak
 
 
 # Annealing ---------------------------------------------------------------------------------------------
@@ -192,18 +215,15 @@ def test_never_worse_than_the_baselines(space, cost_model, prompts, objective, s
             assert scheduled.score_tokens_per_s >= evaluate(baseline).score_tokens_per_s
 
 
-def test_finds_the_best_of_all_plans_on_a_tiny_machine():
+@pytest.mark.parametrize("method", ["sa", "auto"])
+def test_finds_the_best_of_all_plans_on_a_tiny_machine(method):
     problem = tiny()
     best = 0.0
     for space in spaces(problem):
-        seen = {}
-        for placements in itertools.product(*(space.candidates[v] for v in space.vertices)):
-            plan = dict(zip(space.vertices, placements, strict=True))
-            key = space.key(plan)
-            if key not in seen:
-                seen[key] = space.evaluator.evaluate(plan)
-        best = max([best, *(e.score for e in seen.values() if e.feasible)])
-    found = Search(budget=2000).run(problem)
+        figures = space.evaluator.evaluate_rows(all_rows(space))
+        fits = figures.peak_bytes <= space.evaluator.limit_bytes
+        best = max(best, raw_score(space.problem, int(figures.makespan_ns[fits].min())))
+    found = Search(method=method, budget=2000).run(problem)
     assert evaluate(found).score_tokens_per_s == best
     assert found.search.termination == "exhausted"
 
@@ -240,7 +260,7 @@ def test_an_impossible_field_is_named():
 )
 def test_every_ablation_runs(ablation):
     problem = ppo((1, 2, 4), search=SearchSpace(staleness={"actor": (0, 1)}, split=("auto",)))
-    found = Search(budget=80, **{ablation: True}).run(problem)
+    found = Search(method="sa", budget=80, **{ablation: True}).run(problem)
     assert evaluate(found).memory_feasible
     if ablation == "no_splitting":
         assert found.problem.options.split == "never"
@@ -273,7 +293,7 @@ def test_nothing_fits():
         Search(budget=50).run(problem)
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "E420"
-    for what in ("actor: ", "ref: ", "critic_inf, at another time"):
+    for what in ("actor: ", "ref: ", "while it runs"):
         assert any(what in note and "GiB" in note for note in diagnostic.notes), diagnostic.notes
     enough = int(re.search(r"(\d+) GPUs", diagnostic.help)[1])
     assert evaluate(Search(budget=400).run(with_nodes(problem, enough // 4))).memory_feasible
@@ -376,15 +396,21 @@ def test_a_budget_is_all_that_is_evaluated(budget):
     assert found.search.evaluations <= max(budget, heuristics)
 
 
-def test_a_polished_plan_is_not_improved_by_any_single_change():
-    found = Search(budget=3000).run(ppo((1, 1, 4)))
-    assert found.search.evaluations < 3000
-    (space,) = spaces(msgspec.structs.replace(found.problem, search=None))
-    best = evaluate(found).score_tokens_per_s
-    for v, candidates in space.candidates.items():
-        for placement in candidates:
-            changed = space.evaluator.evaluate(found.plan | {v: placement})
-            assert changed.score <= best or not changed.feasible
+@pytest.mark.parametrize("method", ["sa", "auto"])
+def test_a_polished_plan_is_not_improved_by_any_single_change(method):
+    found = Search(method=method, budget=6000).run(ppo((1, 1, 4)))
+    assert found.search.evaluations < 6000
+    own = SearchSpace(split=(found.problem.options.split,))
+    (space,) = spaces(msgspec.structs.replace(found.problem, search=own))
+    row, best = space.evaluator.row(found.plan), evaluate(found).makespan_ns
+    for v, candidates in enumerate(space.options):
+        for number, shape in zip(candidates.numbers.tolist(), candidates.shapes, strict=True):
+            for first in candidates.starts[shape.gpus].tolist():
+                changed = row.copy()
+                changed[v] = number, first
+                figures = space.evaluator.evaluate_rows(changed[None])
+                fits = figures.peak_bytes[0] <= space.evaluator.limit_bytes
+                assert figures.makespan_ns[0] >= best or not fits
 
 
 def test_the_runner_up_is_of_another_structure():
@@ -404,13 +430,14 @@ def test_the_runner_up_of_one_structure_is_another_plan():
     problem = msgspec.structs.replace(tiny(), search=SearchSpace(split=("never",)))
     found = Search(budget=2000).run(problem)
     space, _ = build(0, *structures(problem)[0])
-    plans = itertools.product(*(space.candidates[v] for v in space.vertices))
-    scores = {}
-    for choice in plans:
-        plan = dict(zip(space.vertices, choice, strict=True))
-        e = space.evaluator.evaluate(plan)
-        if e.feasible:
-            scores.setdefault(space.key(plan), e.score)
+    rows = all_rows(space)
+    figures = space.evaluator.evaluate_rows(rows)
+    fits = figures.peak_bytes <= space.evaluator.limit_bytes
+    keys = map(bytes, space.evaluator.keys(rows[fits]))
+    scores = {
+        key: raw_score(space.problem, makespan)
+        for key, makespan in zip(keys, figures.makespan_ns[fits].tolist(), strict=True)
+    }
     best, second = sorted(scores.values(), reverse=True)[:2]
     assert evaluate(found).score_tokens_per_s == best
     assert found.search.baselines["runner-up"] <= second
@@ -438,7 +465,7 @@ def test_a_stopped_search_returns_its_best_plan():
     finally:
         WATCH.reset(token)
     assert found.search.termination == "interrupted"
-    assert found.search.evaluations == 50
+    assert 50 <= found.search.evaluations < 50 + 2 * CHUNK
     assert evaluate(found).score_tokens_per_s == seen[-1].best
     assert seen[-1].gain(seen[-1].greedy) >= 0
     assert evaluate(found).memory_feasible

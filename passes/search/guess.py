@@ -1,0 +1,143 @@
+"""Guesses at plans of one structure, by `passes.fast.guessing`: which are worth evaluating."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ir_schema.base import Objective
+from passes.fast import guessing
+from passes.fast.guessing import NEVER, Moves, Shapes, Terms
+from passes.fast.regions import WEIGHTS
+from passes.search.candidates import Candidates
+from passes.search.evaluator import Evaluator, Row, Rows
+
+__all__ = ["NEVER", "Guess"]
+
+KEPT = 1024
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Guess:
+    """Bounds and guesses of rows. What is known of shapes is kept by vertex and shape number."""
+
+    def __init__(self, evaluator: Evaluator, objective: Objective) -> None:
+        self.evaluator = evaluator
+        names = {name: i for i, name in enumerate(evaluator.placed)}
+        graph, staleness = evaluator.problem.graph, evaluator.analysis.staleness
+        before = np.zeros((len(names), len(names)), dtype=bool)
+        for e in graph.data_edges:
+            if e.source in names and e.target in names:
+                before[names[e.source], names[e.target]] = True
+        order = [graph.vertices[i].name for i in evaluator.analysis.order()]
+        self._vertices = [v for v in graph.vertices if v.name in names]
+        serves = [v.role != "training" and v.model in staleness for v in self._vertices]
+        self._megatron = evaluator.engine.contents.megatron
+        trainer = evaluator.engine.contents.trainer
+        self._terms = Terms(
+            order=np.array([names[v] for v in order if v in names], dtype=np.int64),
+            before=before,
+            steps=evaluator.problem.options.steps,
+            overlap=1 + min(staleness.values(), default=0),
+            limit=evaluator.limit_bytes,
+            guests=np.array(
+                [s and staleness[v.model or ""] == 0 for s, v in zip(serves, self._vertices, strict=True)]
+            ),
+            trainer=np.where(np.array(serves) & (not self._megatron), trainer, -1),
+            efficiency=objective == "efficiency",
+            gpus=evaluator.gpus,
+        )
+        none = np.empty((len(names), 0), dtype=np.int64)
+        self._shapes = Shapes(none, none, none, *[none.astype(float)] * 3)
+
+    def gpus(self, rows: Rows) -> Ints:
+        """Numbers of GPUs of each vertex, (N, V)."""
+        self._extend(rows)
+        found: Ints = self._shapes.gpus[np.arange(rows.shape[1]), rows[:, :, 0]]
+        return found
+
+    def judge(self, rows: Rows) -> tuple[Ints, Floats]:
+        """A makespan [ns] that no schedule of the plan is below, (N,), and a guess by which plans may be
+        compared without being evaluated, (N,): the lower, the better."""
+        bound, guess = np.empty(len(rows), dtype=np.int64), np.empty(len(rows))
+        self._extend(rows)
+        if not guessing.judge(self._shapes, self._terms, rows, bound, guess):
+            self._ask(rows)
+            guessing.judge(self._shapes, self._terms, rows, bound, guess)
+        return bound, guess
+
+    def judge_pairs(self, left: Rows, right: Rows, moved: tuple[int, ...], limit_ns: int) -> Floats:
+        """Guesses for every row of `left` with the vertices `moved` as in every row of `right`, (L, R);
+        `NEVER` where the bound is not below `limit_ns`."""
+        guess = np.empty((len(left), len(right)))
+        columns = np.array(moved, dtype=np.int64)
+        for rows in (left, right):
+            self._extend(rows)
+        if not guessing.judge_pairs(self._shapes, self._terms, left, right, columns, limit_ns, guess):
+            for rows in (left, right):
+                self._ask(rows)
+            guessing.judge_pairs(self._shapes, self._terms, left, right, columns, limit_ns, guess)
+        return guess
+
+    def anneal(self, moves: Moves, start: Row, seed: int, rounds: int, temperature: float) -> Rows:
+        """Rows with low guesses that annealing from `start` comes by, the lowest first, each once."""
+        self._extend(start[None])
+        self._ask(start[None])
+        kept, guess = np.empty((KEPT, *start.shape), dtype=np.int64), np.empty(KEPT)
+        count = guessing.anneal(
+            self._shapes, self._terms, moves, start, seed, rounds, temperature, kept, guess
+        )
+        order = np.argsort(guess[:count], kind="stable")
+        found: Rows = kept[order]
+        return found
+
+    def know(self, options: list[Candidates]) -> None:
+        """Ask for everything about the shapes on the fronts of `options`."""
+        for v, candidates in enumerate(options):
+            for numbers in candidates.front.values():
+                rows = np.zeros((len(numbers), len(options), 2), dtype=np.int64)
+                rows[:, v, 0] = numbers
+                self._extend(rows)
+                self._ask_of(v, numbers)
+
+    def _extend(self, rows: Rows) -> None:
+        """Make room for the shapes of `rows`."""
+        known = self._shapes.gpus.shape[1]
+        if not len(rows) or rows[:, :, 0].max() < known:
+            return
+        sizes = [self.evaluator.sizes(v) for v in range(rows.shape[1])]
+        most = max(map(len, sizes))
+        gpus = np.zeros((len(sizes), most), dtype=np.int64)
+        for v, found in enumerate(sizes):
+            gpus[v, : len(found)] = found
+
+        new = Shapes(gpus, *(np.full(gpus.shape, -1, dtype=t.dtype) for t in self._shapes[1:]))
+        for table, old in zip(new[1:], self._shapes[1:], strict=True):
+            table[:, :known] = old
+        self._shapes = new
+
+    def _ask(self, rows: Rows) -> None:
+        """Ask for everything about the shapes of `rows`."""
+        for v in range(rows.shape[1]):
+            self._ask_of(v, np.unique(rows[:, v, 0]))
+
+    def _ask_of(self, v: int, numbers: Ints) -> None:
+        evaluator, shapes = self.evaluator, self._shapes
+        for number in numbers.tolist():
+            if shapes.whole[v, number] >= 0:
+                continue
+            shapes.least[v, number] = evaluator.least_ns(v, number)
+            shapes.whole[v, number] = evaluator.operator_ns(v, number)
+            memory = self._memory(v, number) if evaluator.engine.closed else (0.0, 0.0, 0.0)
+            shapes.stays[v, number], shapes.comes[v, number], shapes.alone[v, number] = memory
+
+    def _memory(self, v: int, number: int) -> tuple[float, float, float]:
+        """Bytes of a shape that stay on a GPU, that come beside them, and that come where nothing stays."""
+        vertex, placement = self._vertices[v], self.evaluator.engine.placements[v][number]
+        parts = self.evaluator.model.shape_bytes(vertex, placement)
+        comes = sum(parts.transient)
+        if vertex.role == "training":
+            return sum(parts.state), comes, comes
+        if self._megatron:
+            return parts.copies, comes, comes + parts.weights
+        return parts.copies, comes - parts.transient[WEIGHTS], comes
