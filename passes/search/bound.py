@@ -13,8 +13,8 @@ import numpy as np
 
 from ir_schema.device import size
 from ir_schema.problem import Placement
-from passes.search.bound_blocks import EMPTY, Blocks, Tree
-from passes.search.bound_choices import GPUS, LEVEL, LOAD, Choices, Ints
+from passes.search.bound_blocks import EMPTY, Blocks, Footprint, Tree
+from passes.search.bound_choices import GPUS, LOAD, PLACE, Choices, Ints
 from passes.search.bound_times import Bools, Times
 from passes.search.space import Space
 from passes.structure import Plan
@@ -65,7 +65,9 @@ class _Search:
         also = {v: [plan[v] for plan in starts] for v in space.vertices}
         sizes = {n for c in space.candidates.values() for n in c.sizes}
         sizes |= {p.allocation.gpus for placements in also.values() for p in placements}
-        self.blocks = Blocks(size(space.problem.device_space), sizes)
+        gpus = size(space.problem.device_space)
+        self.blocks = Blocks(gpus, sizes)
+        self.footprints: list[Footprint] = [()]
         reader = Choices(evaluator)
         self.choices: list[Ints] = []
         self.placements: list[list[Placement]] = []
@@ -78,12 +80,13 @@ class _Search:
                 choices = reader.of_host(v)
             else:
                 first = self._first(v.name, also[v.name])
-                levels = {n: self.blocks.level(n, np.array(starts)) for n, starts in first.items()}
-                choices, placements = reader.of(v, space.candidates[v.name], levels, also[v.name])
+                places = {n: self._place(n, starts) for n, starts in first.items()}
+                choices, placements = reader.of(v, space.candidates[v.name], places, also[v.name])
             self.choices.append(choices)
             self.placements.append(placements)
             self.first.append(first)
-        self.times = Times(evaluator.analysis, self.choices, self.blocks.sizes, splits=reader.splits)
+        covered = [self.blocks.covered(footprint) for footprint in self.footprints]
+        self.times = Times(evaluator.analysis, self.choices, covered, gpus, splits=reader.splits)
         self.order = self._order()
 
     def _first(self, vertex: str, also: list[Placement]) -> dict[int, list[int]]:
@@ -94,6 +97,13 @@ class _Search:
             rack, node, gpu = p.origin
             first.setdefault(p.allocation.gpus, set()).add((rack * nodes + node) * per_node + gpu)
         return {n: sorted(starts) for n, starts in first.items()}
+
+    def _place(self, gpus: int, starts: list[int]) -> int:
+        """The number of the footprint of allocations; that of host vertices is 0."""
+        footprint = self.blocks.footprint(gpus, np.array(starts))
+        if footprint not in self.footprints:
+            self.footprints.append(footprint)
+        return self.footprints.index(footprint)
 
     def _order(self) -> list[int]:
         """Generations first, as all else waits for them; then training, which fills memory; each by work."""
@@ -126,13 +136,13 @@ class _Search:
         """Bound, tree and choices of every way to place the next vertex where it fits."""
         vertex = self.order[depth]
         options = self.choices[vertex]
-        levels = [(int(n), np.flatnonzero(options[:, LEVEL] == n)) for n in np.unique(options[:, LEVEL])]
+        places = [(int(n), np.flatnonzero(options[:, PLACE] == n)) for n in np.unique(options[:, PLACE])]
         trees: list[Tree] = []
         made = []
         floors = []
         for bound, _, _, tree, choice in batch:
-            for level, numbers in levels:
-                for placed in self.blocks.placed(tree, vertex, level):
+            for place, numbers in places:
+                for placed in self.blocks.placed(tree, vertex, self.footprints[place]):
                     trees += [placed] * len(numbers)
                     floors += [bound] * len(numbers)
                     choices = np.repeat(choice[None], len(numbers), axis=0)

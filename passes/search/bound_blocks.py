@@ -1,8 +1,9 @@
 """Where allocations may stand, up to symmetry: nested aligned blocks of the flattened device space.
 
 `sizes` is a chain of divisors, the last of them all GPUs; the blocks of a size start at its multiples, so
-blocks are nested or disjoint. Every allocation is taken for one block that it contains. What a machine holds
-is a tree of blocks; trees that differ in the order of blocks only are the same.
+blocks are nested or disjoint. Every allocation is taken for disjoint blocks like those that it contains, but
+these may stand anywhere. What a machine holds is a tree of blocks; trees that differ in the order of blocks
+only are the same.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,11 @@ Tree = tuple[int, tuple["Tree", ...]]
 
 EMPTY: Tree = (0, ())
 
+Footprint = tuple[int, ...]
+"""Levels of blocks, the largest first."""
+
+MOST_BLOCKS = 4
+
 
 class Blocks:
     """The blocks of a machine of `gpus` GPUs whose allocations have the numbers of GPUs `sizes`."""
@@ -22,23 +28,38 @@ class Blocks:
         self.sizes = _longest_chain({n for n in sizes if gpus % n == 0} | {1, gpus})
         self.top = len(self.sizes) - 1
 
-    def level(self, gpus: int, starts: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> int:
-        """The level of the largest blocks of which every allocation of `gpus` GPUs at one of `starts`
-        contains one."""
-        for level in range(self.top, 0, -1):
+    def footprint(self, gpus: int, starts: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> Footprint:
+        """Levels of disjoint blocks of which some lie in every allocation of `gpus` GPUs at one of `starts`,
+        the largest there are."""
+        levels: list[int] = []
+        used = 0
+        for level in range(self.top, -1, -1):
             n = self.sizes[level]
-            if bool((-(-starts // n) * n + n <= starts + gpus).all()):
-                return level
-        return 0
+            inside = (starts + gpus) // n - -(-starts // n)
+            count = min(int(inside.min()) - used // n, MOST_BLOCKS - len(levels))
+            if count > 0:
+                levels += [level] * count
+                used += count * n
+        return tuple(levels)
 
-    def placed(self, tree: Tree, vertex: int, level: int) -> list[Tree]:
-        """The distinct trees that result when `vertex` is placed on a block of `level`."""
-        return sorted(set(self._placed(tree, self.top, vertex, level)))
+    def covered(self, footprint: Footprint) -> int:
+        """GPUs of the blocks."""
+        return sum(self.sizes[level] for level in footprint)
+
+    def placed(self, tree: Tree, vertex: int, footprint: Footprint) -> list[Tree]:
+        """The distinct trees that result when `vertex` is placed on disjoint blocks anywhere."""
+        trees = {tree}
+        for level in footprint:
+            trees = {new for old in trees for new in self._placed(old, self.top, 1 << vertex, level)}
+        return sorted(trees)
 
     def _placed(self, tree: Tree, at: int, vertex: int, level: int) -> Iterator[Tree]:
         users, inside = tree
+        if users & vertex:
+            return
         if at == level:
-            yield users | 1 << vertex, inside
+            if not any(_has(block, vertex) for block in inside):
+                yield users | vertex, inside
             return
         inside = inside or (EMPTY,) * (self.sizes[at] // self.sizes[at - 1])
         for i, block in enumerate(inside):
@@ -62,14 +83,19 @@ class Blocks:
         return found
 
     def first(self, tree: Tree) -> dict[int, tuple[int, int]]:
-        """First GPU and size of the block of every vertex in `tree`, blocks standing in its order."""
+        """First GPU and size of a largest block of every vertex in `tree`, blocks standing in its order."""
         found: dict[int, tuple[int, int]] = {}
         stack = [(tree, self.top, 0)]
         while stack:
             (users, inside), at, start = stack.pop()
-            found |= {v: (start, self.sizes[at]) for v in range(users.bit_length()) if users >> v & 1}
+            here = {v: (start, self.sizes[at]) for v in range(users.bit_length()) if users >> v & 1}
+            found |= {v: max(found.get(v, (0, 0)), block, key=lambda x: x[1]) for v, block in here.items()}
             stack += [(block, at - 1, start + i * self.sizes[at - 1]) for i, block in enumerate(inside)]
         return found
+
+
+def _has(tree: Tree, vertex: int) -> bool:
+    return bool(tree[0] & vertex) or any(_has(block, vertex) for block in tree[1])
 
 
 def _longest_chain(sizes: Iterable[int]) -> tuple[int, ...]:

@@ -17,9 +17,9 @@ from passes.search.candidates import Candidates
 from passes.search.evaluator import Evaluator
 from passes.structure import phase_fractions
 
-GPUS, LEVEL, TIME, FIRST, LAST, LOAD, HELD, TRANSIENT = range(8)
-"""Columns: GPUs; level of the block they contain; ns from start to end, of the first and of the last phase,
-and of work on each GPU; `GRID`ths of a GPU's memory held throughout, and beside that while it runs."""
+GPUS, PLACE, TIME, FIRST, LAST, LOAD, HELD, TRANSIENT = range(8)
+"""Columns: GPUs; number of their footprint; ns from start to end, of the first and of the last phase, and of
+work on each GPU; `GRID`ths of a GPU's memory held throughout, and beside that while it runs."""
 
 COLUMNS = 8
 GRID = 256
@@ -43,18 +43,18 @@ class Choices:
         self.cap = LARGEST // (2 * problem.options.steps * max(1, len(problem.graph.vertices)))
 
     def of(
-        self, vertex: Vertex, candidates: Candidates, levels: dict[int, int], also: Iterable[Placement] = ()
+        self, vertex: Vertex, candidates: Candidates, places: dict[int, int], also: Iterable[Placement] = ()
     ) -> tuple[Ints, list[Placement]]:
         """The choices of a placed vertex, (n, COLUMNS), without those that another one stands for, and a
         placement (up to its origin) that has each.
 
         They are those of the candidates, of placements `also`, and of these with other numbers of waves up to
-        the largest that occurs. `levels` is that of the block which every allocation contains, by its GPUs.
+        the largest that occurs. `places` is the number of the footprint by that of GPUs.
         """
         known = {s.placement: s.time_ns for s in candidates.shapes}
         others = {p: nanoseconds(self.model.operator(vertex, p)) for p in _unlisted(known, also)}
         rows = [
-            (p.layout.gpus, levels[p.layout.gpus], *self._times(vertex, p, whole), *self._bytes(vertex, p))
+            (p.layout.gpus, places[p.layout.gpus], *self._times(vertex, p, whole), *self._bytes(vertex, p))
             for p, whole in (known | others).items()
         ]
         kept = _least(np.array(rows, dtype=np.int64))
@@ -144,13 +144,13 @@ def _unlisted(listed: Iterable[Placement], also: Iterable[Placement]) -> Iterato
 
 
 def _least(rows: Ints) -> Ints:
-    """`rows` without those that another of the same level is nowhere larger than."""
+    """`rows` without those that another one in the same place is nowhere larger than."""
     rows = np.unique(rows, axis=0)
     kept: list[Ints] = []
-    for level in np.unique(rows[:, LEVEL]):
+    for place in np.unique(rows[:, PLACE]):
         front = np.empty((0, COLUMNS), dtype=np.int64)
         # In lexicographic order no row is dominated by a later one.
-        for row in rows[rows[:, LEVEL] == level]:
+        for row in rows[rows[:, PLACE] == place]:
             if not (front <= row).all(axis=1).any():
                 front = np.vstack([front, row])
         kept.append(front)

@@ -19,8 +19,8 @@ from passes.search.bound_choices import (
     HELD,
     LARGEST,
     LAST,
-    LEVEL,
     LOAD,
+    PLACE,
     TIME,
     TRANSIENT,
     Ints,
@@ -35,17 +35,17 @@ BISECTIONS = 14
 class Times:
     """The graph of one structure over its K_eval steps, and its bounds.
 
-    `choices` are those of every vertex; `blocks` the sizes of blocks by level; `splits` says whether
+    `choices` are those of every vertex; `covered` the GPUs of footprints by number; `splits` says whether
     operators may run in phases.
     """
 
     def __init__(
-        self, analysis: Analysis, choices: list[Ints], blocks: tuple[int, ...], *, splits: bool
+        self, analysis: Analysis, choices: list[Ints], covered: list[int], gpus: int, *, splits: bool
     ) -> None:
         problem = analysis.problem
         self.choices = choices
-        self.blocks = np.array(blocks, dtype=np.int64)
-        self.gpus = blocks[-1]
+        self.covered = np.array(covered, dtype=np.int64)
+        self.gpus = gpus
         self.steps = problem.options.steps
         self.roles = [v.role for v in problem.graph.vertices]
         self.models = [v.model for v in problem.graph.vertices]
@@ -196,7 +196,7 @@ class Times:
         self, choice: Ints, kinds: Bools, count: Ints, open_: list[int], head: Ints, tail: Ints, best: Ints
     ) -> Ints:
         """All work, and the time at the ends in which a GPU has none, fit into GPUs times makespan."""
-        loose = choice[:, :, GPUS] - self.blocks[choice[:, :, LEVEL]]
+        loose = choice[:, :, GPUS] - self.covered[choice[:, :, PLACE]]
         loose[:, [v for v in range(len(self.roles)) if v not in self.placed]] = 0
         loose[:, open_] = 0
         anywhere = loose > 0

@@ -14,6 +14,7 @@ from passes.evaluate import evaluate
 from passes.search import Search
 from passes.search.bound import lower_bound
 from passes.search.bound_blocks import EMPTY, Blocks
+from passes.search.legality import legal
 from passes.search.space import Space, build
 from passes.search.structures import structures
 from tests.passes.search.worked import ppo
@@ -203,22 +204,43 @@ def test_a_start_from_outside_is_covered():
 def test_blocks_are_nested_and_counted():
     blocks = Blocks(32, [1, 2, 4, 8, 12, 16, 24, 32])
     assert blocks.sizes == (1, 2, 4, 8, 16, 32)
-    assert blocks.sizes[blocks.level(12, np.array([0, 12]))] == 8
-    assert blocks.sizes[blocks.level(24, np.array([0]))] == 16
     assert Blocks(24, [4, 8, 24]).sizes == (1, 4, 8, 24)
-    (half,) = blocks.placed(EMPTY, 0, 4)
-    quarters = blocks.placed(half, 1, 3)
-    assert sorted(map(sorted, (blocks.kinds(t).items() for t in quarters))) == [
-        [(0, 8), (1, 16), (2, 8)],
-        [(0, 16), (1, 8), (3, 8)],
-    ]
+    (half,) = blocks.placed(EMPTY, 0, (4,))
+    quarters = [sorted(blocks.kinds(tree).items()) for tree in blocks.placed(half, 1, (3,))]
+    assert sorted(quarters) == [[(0, 8), (1, 16), (2, 8)], [(0, 16), (1, 8), (3, 8)]]
+    (both,) = blocks.placed(half, 1, (4, 4))
+    assert blocks.kinds(both) == {3: 16, 2: 16}
+    assert blocks.first(half)[0][1] == 16
+
+
+@given(st.sampled_from([12, 20, 24, 48]), st.integers(1, 48), st.lists(st.integers(0, 48), min_size=1))
+def test_footprints_lie_in_every_allocation(gpus, n, starts):
+    """As many blocks of each size, counted with the parts of larger ones, as every allocation contains."""
+    starts = np.array([s for s in starts if s + n <= gpus])
+    if len(starts):
+        blocks = Blocks(gpus, range(1, gpus + 1))
+        footprint = blocks.footprint(n, starts)
+        assert blocks.covered(footprint) <= n
+        for level, size in enumerate(blocks.sizes):
+            larger = sum(blocks.sizes[x] // size for x in footprint if x >= level)
+            for start in starts.tolist():
+                assert larger <= sum(start <= b <= start + n - size for b in range(0, gpus, size))
 
 
 @pytest.mark.parametrize("name", ["MEM-TIGHT", "HETERO"])
 def test_searched_plans_of_scenarios_are_close(name):
     """No plan that a short search finds is below the bound, nor far above it."""
     problem = scenarios.ablation(name)
-    found = Search(method="sa", budget=300, threads=1).run(problem)
-    step = evaluate(found).makespan_ns
+    makespan = evaluate(Search(method="sa", budget=300, threads=1).run(problem)).makespan_ns
     bound = min(b.makespan_ns for s in spaces(problem) if (b := lower_bound(s)) is not None)
-    assert 0.7 * step <= bound <= step
+    assert 0.7 * makespan <= bound <= makespan
+
+
+def test_offered_plans_are_legal_and_evaluated_no_faster():
+    space = spaces(scenarios.ablation("HETERO"))[0]
+    bound = lower_bound(space, partial_plans=300)
+    assert bound is not None
+    assert bound.plans
+    for plan in bound.plans:
+        assert not [e for v in space.problem.graph.vertices for e in legal(space.problem, v, plan[v.name])]
+        assert space.evaluator.evaluate(plan).makespan_ns >= bound.makespan_ns
