@@ -16,16 +16,17 @@ PLANS = ("greedy", "concurrent", "searched")
 
 def runs(scale: Scale) -> list[Run]:
     """Every machine, planned by either heuristic and by search."""
+    plans = {
+        "greedy": [scale.search(method="greedy")],
+        "concurrent": [scale.search(method="concurrent")],
+        "searched": [scale.search(seed) for seed in range(scale.seeds)],
+    }
     return [
-        Run(
-            {"gpus": gpus, "plan": plan, "seed": seed},
-            strong(gpus),
-            scale.search(seed) if plan == "searched" else scale.search(method=plan),
-        )
+        Run({"gpus": gpus, "plan": plan, "seed": search.seed}, strong(gpus), search)
         for gpus in MACHINES
         if gpus <= scale.gpus
-        for plan in PLANS
-        for seed in range(scale.seeds if plan == "searched" else 1)
+        for plan, searches in plans.items()
+        for search in searches
     ]
 
 
@@ -74,7 +75,7 @@ STUDY = Study(
     name="case_study",
     about=__doc__,
     full=Scale(budget=20000, seeds=3, gpus=128),
-    small=Scale(budget=100, seeds=1, gpus=32),
+    small=Scale(budget=100, seeds=1, gpus=32, method="sa"),
     runs=runs,
     figures=figures,
     plots={"plans": ((10, 4), plot)},

@@ -66,7 +66,7 @@ STUDY = Study(
     name="stability",
     about=__doc__,
     full=Scale(budget=50000, seeds=20, gpus=1024),
-    small=Scale(budget=30, seeds=3, gpus=64),
+    small=Scale(budget=30, seeds=2, gpus=64),
     runs=runs,
     figures=figures,
     plots={"stability": ((7, 5), plot)},

@@ -54,7 +54,7 @@ STUDY = Study(
     name="strong_scaling",
     about=__doc__,
     full=Scale(budget=20000, seeds=1, gpus=128),
-    small=Scale(budget=50, seeds=1, gpus=16),
+    small=Scale(budget=50, seeds=1, gpus=16, method="sa"),
     runs=runs,
     figures=figures,
     plots={"throughput": ((11, 4.5), plot)},

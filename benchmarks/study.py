@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from importlib.metadata import version
@@ -33,6 +33,7 @@ from passes.search.settings import Method
 from rpegc.failure import UsageFailure
 from rpegc.parallel import cores, workers
 from rpegc.plots import check_plot, write_plot
+from rpegc.table import csv_bytes
 
 HERE = Path(__file__).resolve().parent
 RESULTS = (
@@ -60,15 +61,17 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a study is: evaluations of a search, seeds, and the GPUs of the largest machine."""
+    """How large a study is: evaluations of a search, seeds, the GPUs of the largest machine, and by which
+    method is searched where the study does not say (the compiler's own, or a quicker one)."""
 
     budget: int
     seeds: int
     gpus: int
+    method: Method = Search().method
 
-    def search(self, seed: int = 0, **options: Any) -> Search:
-        """The compiler's search with this budget, on one core; `options` are those of `Search`."""
-        return Search(budget=self.budget, seed=seed, threads=1, **options)
+    def search(self, seed: int = 0, *, method: Method | None = None, **switches: bool) -> Search:
+        """A search with this budget, on one core; `switches` are those of the ablations."""
+        return Search(method=method or self.method, budget=self.budget, seed=seed, threads=1, **switches)
 
 
 @dataclass(frozen=True)
@@ -171,12 +174,12 @@ def execute_all(runs: Sequence[Run], jobs: int) -> list[Row]:
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """`rows` as CSV, numbers to six digits: labels in the order in which they appear, then `RESULTS`."""
     labels = dict.fromkeys(name for row in rows for name in row if name not in RESULTS)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*labels, *RESULTS], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows
-        )
+    names = (*labels, *RESULTS)
+    path.write_bytes(csv_bytes(names, [[_cell(row.get(name)) for name in names] for row in rows]))
+
+
+def _cell(value: object) -> object:
+    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -210,7 +213,7 @@ def provenance(arguments: str, seconds: float, jobs: int) -> dict[str, object]:
 
 
 def _commit() -> str | None:
-    """The commit that is checked out, marked if what is not a result differs from it; None where git does not know."""
+    """The commit that is checked out, marked if more than results differs from it; None without git."""
     if shutil.which("git") is None:
         return None
 
@@ -247,7 +250,7 @@ def command(study: Study) -> click.Command:
     )
     def main(small: bool, output: Path, budget: int | None, seeds: int | None, jobs: int) -> None:
         chosen = study.small if small else study.full
-        scale = Scale(budget or chosen.budget, seeds or chosen.seeds, chosen.gpus)
+        scale = replace(chosen, budget=budget or chosen.budget, seeds=seeds or chosen.seeds)
         plots = {str(output / f"{name}.png"): plot for name, plot in study.plots.items()}
         try:
             output.mkdir(parents=True, exist_ok=True)

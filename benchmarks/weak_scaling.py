@@ -51,7 +51,7 @@ STUDY = Study(
     name="weak_scaling",
     about=__doc__,
     full=Scale(budget=20000, seeds=1, gpus=128),
-    small=Scale(budget=50, seeds=1, gpus=8),
+    small=Scale(budget=50, seeds=1, gpus=8, method="sa"),
     runs=runs,
     figures=figures,
     plots={"throughput": ((13, 9), throughput), "utilisation": ((13, 9), utilisation)},

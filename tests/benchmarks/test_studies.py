@@ -6,7 +6,7 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import convergence, summary
+from benchmarks import strong_scaling, summary
 from benchmarks.ablations import SWITCHES, losses
 from benchmarks.study import RESULTS, Figure, command, read_rows, write_rows, written
 
@@ -48,9 +48,9 @@ def test_every_figure_of_the_paper_has_its_counterpart(study, results):
 
 
 def test_results_do_not_depend_on_the_number_of_processes(results, tmp_path):
-    first = read_rows(results / "convergence" / "results.csv")
+    first = read_rows(results / "strong_scaling" / "results.csv")
     arguments = ["--small", "--jobs", "2", "--output", str(tmp_path)]
-    assert CliRunner().invoke(command(convergence.STUDY), arguments).exit_code == 0
+    assert CliRunner().invoke(command(strong_scaling.STUDY), arguments).exit_code == 0
     again = read_rows(tmp_path / "results.csv")
     for row in (*first, *again):
         row.pop("seconds")
