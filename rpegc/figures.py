@@ -25,8 +25,8 @@ class Figures(Record, frozen=True, kw_only=True):
 FIGURES = Figures.__struct_fields__
 
 
-def figures_of(score: Score, report: SearchReport) -> Figures:
-    """The figures of a plan with this score that was found in this way."""
+def figures_of(score: Score, report: SearchReport | None) -> Figures:
+    """The figures of a plan with this score that was found in this way (None: by no search)."""
     million_tokens = score.tokens_per_s * score.step_time_s / 1e6
     return Figures(
         tokens_per_second=score.tokens_per_s,
@@ -36,6 +36,6 @@ def figures_of(score: Score, report: SearchReport) -> Figures:
         utilization=score.utilisation,
         peak_memory_bytes=score.max_peak_bytes,
         memory_limit_bytes=score.memory_limit_bytes,
-        optimality_gap=report.optimality_gap,
+        optimality_gap=None if report is None else report.optimality_gap,
         fits=score.memory_feasible,
     )

@@ -4,6 +4,7 @@ from typing import Literal, get_args
 
 from ir_schema.base import Record
 from ir_schema.problem import Placement
+from rpegc.figures import Figures
 
 Kind = Literal[
     "search",
@@ -21,33 +22,24 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 How = Literal["same plan", "one move", "re-planned"]
 
 
-class Figures(Record, frozen=True, kw_only=True):
-    """A plan's figures; `gain_percent` is the change of `tokens_per_s` from the plan that was given."""
-
-    gpus: int
-    step_time_s: float
-    tokens_per_s: float
-    gain_percent: float
-    gpu_hours_per_million_tokens: float
-    peak_memory_bytes: int
-    memory_limit_bytes: int
-    fits: bool
-
-
 class Effect(Record, frozen=True, kw_only=True):
     """What one change would buy.
 
     `same_plan` are the figures with every operator left as it is, None where the change forbids that;
     `best` those of the best plan known after the change, which is `plan`, got in the way that `how` says;
     None where no plan is known. `changes_training`: another algorithm or workload is run, so what is learned
-    changes too.
+    changes too. `gpus` is the size of the cluster; gains are changes of tokens per second
+    from the plan that was given.
     """
 
     kind: Kind
     change: str
     changes_training: bool
+    gpus: int
     same_plan: Figures | None
+    same_plan_gain_percent: float | None
     best: Figures | None
+    gain_percent: float | None
     how: How | None
     plan: dict[str, Placement]
     notes: tuple[str, ...] = ()
@@ -63,6 +55,7 @@ class WhatIf(Record, frozen=True, kw_only=True):
     name: str
     stage: str
     stage_id: str
+    gpus: int
     base: Figures
     budget: int
     effects: tuple[Effect, ...]

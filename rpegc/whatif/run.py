@@ -10,15 +10,15 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from ir_schema.base import Record
+from ir_schema.device import size
 from ir_schema.envelope import identify, stage_name
-from ir_schema.stages import Configuration
-from passes.evaluate import evaluate
 from rpegc.failure import usage_error
-from rpegc.outcome import plan_of, score_of
+from rpegc.figures import figures_of
+from rpegc.outcome import plan_of, report_of, score_of
 from rpegc.parallel import cores, workers
 from rpegc.whatif.changes import Change, changes
 from rpegc.whatif.data import Kind, WhatIf
-from rpegc.whatif.weigh import by_gain, figures, moves, weigh
+from rpegc.whatif.weigh import by_gain, moves, scored, weigh
 
 T = TypeVar("T")
 
@@ -45,8 +45,7 @@ def whatif(
             help="compile it first: `rpegc FILE -o plan.exe.json`",
         )
     problem, plan = carried[0], dict(carried[1])
-    scheduled = evaluate(Configuration(problem=problem, plan=plan))
-    base = figures(scheduled, problem)
+    base = scored(problem, plan, report_of(stage))
     tried, left_out = changes(problem, kinds)
     vertices = [v.name for v in problem.graph.vertices if v.model is not None and "operator" in kinds]
     searching = budget > 0 and bool(tried or "search" in kinds)
@@ -75,12 +74,13 @@ def whatif(
         effects += [effect for future in moving for effect in future.result()]
         effects += [future.result() for future in weighing]
     said = score_of(stage)
-    differs = said is not None and figures(said, problem) != base
+    differs = said is not None and figures_of(said, report_of(stage)) != base
     notice = "the file's figures are not this release's: compile the problem again to compare with them"
     return WhatIf(
         name=problem.name,
         stage=stage_name(stage),
         stage_id=identify(stage),
+        gpus=size(problem.device_space),
         base=base,
         budget=budget,
         effects=tuple(by_gain(effects)),

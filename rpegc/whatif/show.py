@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from rpegc.figures import Figures
 from rpegc.plots import write_plot
 from rpegc.table import duration, indent, size, table
-from rpegc.whatif.data import Effect, Figures, WhatIf
+from rpegc.whatif.data import Effect, WhatIf
 
 MARK = "*"
 
@@ -15,8 +16,8 @@ def render(found: WhatIf) -> str:
     lines = [
         f"{found.name}: {found.stage} {found.stage_id[:12]}",
         indent(
-            f"{duration(base.step_time_s)} per step, {base.tokens_per_s:.5g} tokens/s on {base.gpus} GPUs, "
-            f"{base.gpu_hours_per_million_tokens:.4g} GPU-hours per million tokens, "
+            f"{duration(base.step_time_s)} per step, {base.tokens_per_second:.5g} tokens/s "
+            f"on {found.gpus} GPUs, {base.gpu_hours_per_million_tokens:.4g} GPU-hours per million tokens, "
             f"peak {size(base.peak_memory_bytes)} of {size(base.memory_limit_bytes)}{_misfit(base)}"
         ),
         "",
@@ -33,24 +34,24 @@ def render(found: WhatIf) -> str:
 
 def _row(effect: Effect) -> tuple[str, ...]:
     name = effect.change + (f" {MARK}" if effect.changes_training else "")
-    same = "-" if effect.same_plan is None else _gain(effect.same_plan) + _misfit(effect.same_plan)
-    best = effect.best
+    same, best = effect.same_plan, effect.best
+    kept = "-" if same is None else _gain(effect.same_plan_gain_percent) + _misfit(same)
     if best is None:
-        return name, "-", "-", "-", same, "-", "-", "no plan"
+        return name, "-", "-", "-", kept, "-", "-", "no plan"
     return (
         name,
         duration(best.step_time_s),
-        f"{best.tokens_per_s:.5g}",
-        _gain(best),
-        same,
+        f"{best.tokens_per_second:.5g}",
+        _gain(effect.gain_percent),
+        kept,
         f"{best.gpu_hours_per_million_tokens:.4g}",
         size(best.peak_memory_bytes),
         f"{effect.how}{_misfit(best)}",
     )
 
 
-def _gain(figures: Figures) -> str:
-    return f"{figures.gain_percent:+.1f} %"
+def _gain(percent: float | None) -> str:
+    return "-" if percent is None else f"{percent:+.1f} %"
 
 
 def _misfit(figures: Figures) -> str:
@@ -65,17 +66,17 @@ def plot(found: WhatIf, name: str) -> None:
     def draw(figure: Any) -> None:
         axes = figure.subplots()
         for place, effect in enumerate(shown):
-            for drawn, height, colour in (
-                (effect.best, 0.8, "tab:blue"),
-                (effect.same_plan, 0.35, "tab:orange"),
+            for drawn, percent, height, colour in (
+                (effect.best, effect.gain_percent, 0.8, "tab:blue"),
+                (effect.same_plan, effect.same_plan_gain_percent, 0.35, "tab:orange"),
             ):
                 if drawn is not None:
                     hatch = None if drawn.fits else "///"
-                    axes.barh(place, drawn.gain_percent, height, color=colour, hatch=hatch, alpha=0.8)
+                    axes.barh(place, percent, height, color=colour, hatch=hatch, alpha=0.8)
         names = [e.change + (f" {MARK}" if e.changes_training else "") for e in shown]
         axes.set_yticks(range(len(shown)), names, fontsize="small")
         axes.axvline(0, color="black", linewidth=0.8)
         axes.set_xlabel("change in tokens/s [%]: best plan (blue), same plan (orange)")
-        axes.set_title(f"{found.name}: {found.base.tokens_per_s:.5g} tokens/s, predicted")
+        axes.set_title(f"{found.name}: {found.base.tokens_per_second:.5g} tokens/s, predicted")
 
     write_plot(name, draw, inches=(10.0, 1.5 + 0.3 * len(shown)))

@@ -8,7 +8,7 @@ import numpy as np
 from ir_schema.device import size
 from ir_schema.diagnostics import DiagnosticError
 from ir_schema.problem import PartialPlacement, Placement, Problem, SearchSpace
-from ir_schema.stages import Configuration, Score
+from ir_schema.stages import Configuration, SearchReport
 from passes.evaluate import evaluate
 from passes.search import Search
 from passes.search.candidates import Enumeration
@@ -17,24 +17,9 @@ from passes.search.evaluator import Evaluator
 from passes.search.legality import legal
 from passes.structure import Plan
 from rpegc.dump import placement_text
+from rpegc.figures import Figures, figures_of
 from rpegc.whatif.changes import Change
-from rpegc.whatif.data import Effect, Figures, How
-
-
-def figures(score: Score, problem: Problem, base: Figures | None = None) -> Figures:
-    """A score in the figures that are compared, its gain that over `base` (None: it is the base itself)."""
-    tokens = score.tokens_per_s * score.step_time_s
-    before = score.tokens_per_s if base is None else base.tokens_per_s
-    return Figures(
-        gpus=size(problem.device_space),
-        step_time_s=score.step_time_s,
-        tokens_per_s=score.tokens_per_s,
-        gain_percent=100 * (score.tokens_per_s / before - 1) if before else 0.0,
-        gpu_hours_per_million_tokens=1e6 * score.gpu_hours_per_step / tokens if tokens else 0.0,
-        peak_memory_bytes=score.max_peak_bytes,
-        memory_limit_bytes=score.memory_limit_bytes,
-        fits=score.memory_feasible,
-    )
+from rpegc.whatif.data import Effect, How
 
 
 def weigh(change: Change, plans: Sequence[Plan], budget: int, threads: int, base: Figures) -> Effect:
@@ -42,19 +27,15 @@ def weigh(change: Change, plans: Sequence[Plan], budget: int, threads: int, base
     `budget` evaluations (0: none) by `threads` finds from the best of them."""
     problem, notes = change.problem, change.notes
     carried = [change.carry(plan) for plan in plans]
-    known = [(p, _score(problem, p, base)) for p in carried if _legal(problem, p)]
+    known = [(p, scored(problem, p)) for p in carried if _legal(problem, p)]
     same = known[0][1] if known and known[0][0] == carried[0] else None
     if budget:
         start = max(known, key=lambda found: _worth(found[1]))[0] if known else {}
         # Splitting is a change of its own: the search keeps to what the problem says of it.
         space = SearchSpace(split=(problem.options.split,), warm_start=start)
         try:
-            found = (
-                Search(budget=budget, threads=threads)
-                .run(msgspec.structs.replace(problem, search=space))
-                .plan
-            )
-            known.append((found, _score(problem, found, base)))
+            found = Search(budget=budget, threads=threads).run(msgspec.structs.replace(problem, search=space))
+            known.append((found.plan, scored(problem, found.plan, found.search)))
         except DiagnosticError as exc:
             notes += tuple(f"{change.text}: {d.message}" for d in exc.diagnostics)
     plan, best = max(known, key=lambda found: _worth(found[1]), default=(dict[str, Placement](), None))
@@ -63,21 +44,30 @@ def weigh(change: Change, plans: Sequence[Plan], budget: int, threads: int, base
         kind=change.kind,
         change=change.text,
         changes_training=change.changes_training,
+        gpus=size(problem.device_space),
         same_plan=same,
+        same_plan_gain_percent=_gain(same, base),
         best=best,
+        gain_percent=_gain(best, base),
         how=None if best is None else how,
         plan=plan,
         notes=notes,
     )
 
 
-def _score(problem: Problem, plan: Plan, base: Figures) -> Figures:
-    return figures(evaluate(Configuration(problem=problem, plan=plan)), problem, base)
+def scored(problem: Problem, plan: Plan, report: SearchReport | None = None) -> Figures:
+    """The figures of `plan`, which a search with this report found, or none."""
+    return figures_of(evaluate(Configuration(problem=problem, plan=plan)), report)
+
+
+def _gain(figures: Figures | None, base: Figures) -> float | None:
+    """Change of tokens per second [%]."""
+    return None if figures is None else 100 * (figures.tokens_per_second / base.tokens_per_second - 1)
 
 
 def _worth(found: Figures) -> tuple[bool, float]:
     """What makes one plan better than another: to fit, then to be faster."""
-    return found.fits, found.tokens_per_s
+    return found.fits, found.tokens_per_second
 
 
 def _legal(problem: Problem, plan: Plan) -> bool:
@@ -117,13 +107,16 @@ def moves(problem: Problem, plan: Plan, vertex: str, base: Figures) -> list[Effe
 
 
 def _move(problem: Problem, plan: Plan, vertex: str, what: str, base: Figures) -> Effect:
-    text = f"{vertex} {what}: {placement_text(plan[vertex])}"
+    best = scored(problem, plan)
     return Effect(
         kind="operator",
-        change=text,
+        change=f"{vertex} {what}: {placement_text(plan[vertex])}",
         changes_training=False,
+        gpus=size(problem.device_space),
         same_plan=None,
-        best=_score(problem, plan, base),
+        same_plan_gain_percent=None,
+        best=best,
+        gain_percent=_gain(best, base),
         how="one move",
         plan=plan,
     )
@@ -133,5 +126,5 @@ def by_gain(effects: Iterable[Effect]) -> list[Effect]:
     """Those whose best plan fits first, then by falling gain; those without a plan last."""
     return sorted(
         effects,
-        key=lambda e: (e.best is None, not (e.best and e.best.fits), -(e.best.gain_percent if e.best else 0)),
+        key=lambda e: (e.best is None, not (e.best and e.best.fits), -(e.gain_percent or 0)),
     )
