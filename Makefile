@@ -26,7 +26,7 @@ test: $(STAMP)
 test-all: $(STAMP)
 	$(BIN)/python -m pytest
 
-# The predictions and searches of benchmarks/README.md (about 40 minutes on two cores).
+# The predictions and searches of benchmarks/README.md, with its tables (takes long).
 study: $(STAMP)
 	set -e; for name in $(STUDIES); do $(BIN)/python -m benchmarks.$$name; done
 	$(BIN)/python -m benchmarks.summary
