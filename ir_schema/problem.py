@@ -165,11 +165,17 @@ class Placement(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Verifier(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A host vertex: a callable (`package.module:function` or a registered name) without weights or GPU."""
+    """A host vertex: a callable (`package.module:function` or a registered name) without weights or GPU.
+
+    A call that takes longer than `timeout_seconds`, or raises, ends the run (`on_error` "error") or earns
+    nothing ("zero").
+    """
 
     seconds_per_response: float
     workers: int = 1
     callable: str | None = None
+    timeout_seconds: float = 60.0
+    on_error: Literal["error", "zero"] = "error"
 
 
 class SearchSpace(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -205,8 +211,10 @@ class Optimizer(Record, frozen=True, kw_only=True, omit_defaults=True):
 class RunConfig(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What the runtime needs beyond the plan: algorithm, data and hyperparameters.
 
-    `prompts` is a JSONL file, relative to the problem file; `tokenizer` is `bytes` or a Hugging Face
-    `tokenizer.json`; `optimizer` is the default for all models, `optimizers` overrides it by model.
+    `prompts` is a JSONL or Parquet file, relative to the problem file (of preference pairs for DPO);
+    `tokenizer` is `bytes` or a Hugging Face `tokenizer.json`; `optimizer` is the default for all models,
+    `optimizers` overrides it by model. `kl_estimator` None: k1 in rewards, k3 in the loss of GRPO. Which
+    algorithm has which hyperparameter stands in `docs/learning.md`.
     """
 
     algorithm: Literal["ppo", "grpo", "rloo", "reinforce", "dpo"] = "ppo"
@@ -217,14 +225,18 @@ class RunConfig(Record, frozen=True, kw_only=True, omit_defaults=True):
     eval_prompts: str | None = None
     prompt_field: str = "prompt"
     long_prompts: Literal["error", "truncate", "skip"] = "error"
+    long_responses: Literal["error", "truncate", "skip"] = "error"
     tokenizer: str = "bytes"
     temperature: float = 1.0
     top_p: float = 1.0
     kl_coefficient: float = 0.01
+    kl_estimator: Literal["k1", "k2", "k3"] | None = None
     discount: float = 1.0
     gae_lambda: float = 0.95
     clip_ratio: float = 0.2
     value_clip: float = 0.2
+    scale_rewards: Literal["group", "none"] = "group"
+    baseline_decay: float = 0.9
     dpo_beta: float = 0.1
     optimizer: Optimizer = Optimizer()
     optimizers: dict[str, Optimizer] = {}

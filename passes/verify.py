@@ -15,7 +15,7 @@ from ir_schema.base import TIERS, Record
 from ir_schema.device import DeviceSpace
 from ir_schema.diagnostics import Diagnostic, DiagnosticError, Label, error
 from ir_schema.hardware import Hardware, Tiers
-from ir_schema.problem import Problem
+from ir_schema.problem import Problem, RunConfig
 from passes.analysis import Analysis
 from passes.base import Pass
 from passes.cost import cost_model, model_for
@@ -163,6 +163,7 @@ def check_sizes(problem: Problem) -> Iterator[Diagnostic]:
     for name, v in problem.host.items():
         yield from _positive(v.workers, f"host.{name}.workers")
         yield from _not_negative(v.seconds_per_response, f"host.{name}.seconds_per_response")
+        yield from _positive(v.timeout_seconds, f"host.{name}.timeout_seconds")
     yield from _check_hardware(problem.hardware)
     yield from _check_quantiles(problem)
 
@@ -200,10 +201,28 @@ RUN: dict[str, Range] = {
     "kl_coefficient": (0, math.inf, "[)"),
     "discount": (0, 1, "[]"),
     "gae_lambda": (0, 1, "[]"),
+    "baseline_decay": (0, 1, "[)"),
     "clip_ratio": (0, math.inf, "()"),
     "value_clip": (0, math.inf, "()"),
     "dpo_beta": (0, math.inf, "()"),
 }
+_SAMPLING = ("ppo", "grpo", "rloo", "reinforce")
+OF_ALGORITHM: dict[str, tuple[str, ...]] = {
+    "temperature": _SAMPLING,
+    "top_p": _SAMPLING,
+    "kl_coefficient": _SAMPLING,
+    "kl_estimator": _SAMPLING,
+    "clip_ratio": _SAMPLING,
+    "discount": ("ppo",),
+    "gae_lambda": ("ppo",),
+    "value_clip": ("ppo",),
+    "scale_rewards": ("grpo",),
+    "baseline_decay": ("reinforce",),
+    "dpo_beta": ("dpo",),
+    "long_responses": ("dpo",),
+}
+"""The algorithms that have a hyperparameter; all have those that are not listed."""
+
 OPTIMIZER: dict[str, Range] = {
     "learning_rate": (0, math.inf, "[)"),
     "beta1": (0, 1, "[)"),
@@ -226,10 +245,12 @@ def _in_ranges(values: Record, ranges: dict[str, Range], path: str) -> Iterator[
 
 
 def check_run(problem: Problem) -> Iterator[Diagnostic]:
-    """E305 hyperparameters that no run can have, E306 an optimizer without a model to train."""
+    """E305 hyperparameters that no run can have, E306 an optimizer without a model to train, E308 what the
+    algorithm does not have."""
     run = problem.run
     if run is None:
         return
+    yield from _check_algorithm(run, problem.workload.rollouts)
     yield from _in_ranges(run, RUN, "run")
     yield from _in_ranges(run.optimizer, OPTIMIZER, "run.optimizer")
     for m, optimizer in run.optimizers.items():
@@ -241,6 +262,36 @@ def check_run(problem: Problem) -> Iterator[Diagnostic]:
                 f"run.optimizers.{m}",
                 help=f"remove it, or train `{m}`",
             )
+
+
+def _check_algorithm(run: RunConfig, rollouts: int) -> Iterator[Diagnostic]:
+    """E308: hyperparameters and numbers of rollouts that the algorithm does not have."""
+    method, defaults = run.algorithm, RunConfig()
+    for field, algorithms in OF_ALGORITHM.items():
+        if method not in algorithms and getattr(run, field) != getattr(defaults, field):
+            yield error(
+                "E308",
+                f"`run.{field}` means nothing to algorithm {method}",
+                f"run.{field}",
+                "run.algorithm",
+                help=f"remove it; it belongs to {', '.join(algorithms)}",
+            )
+    if method == "grpo" and run.kl_estimator == "k1":
+        yield error(
+            "E308",
+            "`run.kl_estimator` k1 does nothing in the loss of grpo: its gradient is zero on average",
+            "run.kl_estimator",
+            help="use k3, or k2",
+        )
+    if (method in ("grpo", "rloo") and rollouts < 2) or (method == "dpo" and rollouts != 2):
+        needs = "pairs" if method == "dpo" else "groups of at least 2 responses"
+        yield error(
+            "E308",
+            f"algorithm {method} learns from {needs}, but `workload.rollouts` is {rollouts}",
+            "workload.rollouts",
+            "run.algorithm",
+            help="write `rollouts = 2`" if method == "dpo" else "raise `rollouts`",
+        )
 
 
 def check_heads(problem: Problem) -> Iterator[Diagnostic]:
