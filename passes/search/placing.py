@@ -1,0 +1,80 @@
+"""A first plan in a decision space that restricts allocations, or why there is none."""
+
+import itertools
+
+import numpy as np
+
+from ir_schema.diagnostics import DiagnosticError, error
+from passes.search.candidates import Candidates
+from passes.search.evaluator import Row
+from passes.search.infeasible import with_memory
+from passes.search.restriction import NotAllowed, Relation
+from passes.search.space import Block, Space, build
+
+Interval = tuple[int, int]
+"""The first GPU and the number of GPUs of an allocation (P7)."""
+
+ROOM = 2.0**60
+"""Bytes of memory that hold everything."""
+
+
+def place(space: Space) -> Row | None:
+    """A plan whose allocations lie to each other as the decision space wants it, every vertex on many GPUs in
+    its fastest layout there; None if there is none."""
+    at = {v: i for i, block in enumerate(space.blocks) for v in block}
+    between = {(at[u], at[v], relation) for u, v, relation in space.relations}
+    for chosen in itertools.product(*(_places(space, block) for block in space.blocks)):
+        if all(_related(chosen[i], chosen[j], relation) for i, j, relation in between):
+            intervals = [chosen[at[v]] for v in range(len(space.vertices))]
+            placed = zip(space.options, intervals, strict=True)
+            return np.array([(_fastest(options, n), first) for options, (first, n) in placed])
+    return None
+
+
+def no_place(space: Space, excluded: int, *, fixed_microbatches: bool) -> DiagnosticError | NotAllowed:
+    """What to raise because there is no plan to `place`: E420 if it would be with more memory."""
+    roomy, empty = build(
+        space.index,
+        space.structure,
+        with_memory(space.problem, ROOM),
+        excluded=excluded,
+        fixed_microbatches=fixed_microbatches,
+        within=space.within,
+    )
+    if empty or place(roomy) is None:
+        return NotAllowed("groups of GPUs, formed as it does, that all their operators may use")
+    groups = " and ".join(_smallest(space, block) for block in space.blocks)
+    message = f"no plan fits in memory: there is no room for {groups} on {space.evaluator.gpus} GPUs"
+    return DiagnosticError([error("E420", message, help="more GPUs, or GPUs with more memory")])
+
+
+def _places(space: Space, block: Block) -> list[Interval]:
+    """The allocations that all vertices of `block` may have, those of most GPUs first."""
+    allowed = []
+    for v in block:
+        options = space.options[v]
+        sizes = {s.gpus for s in options.shapes}
+        allowed.append({(first, n) for n in sizes for first in options.starts[n].tolist()})
+    return sorted(set.intersection(*allowed), key=lambda place: (-place[1], place[0]))
+
+
+def _fastest(options: Candidates, gpus: int) -> int:
+    """The number of the first of the shapes on so many GPUs."""
+    i = next(i for i, shape in enumerate(options.shapes) if shape.gpus == gpus)
+    return int(options.numbers[i])
+
+
+def _related(one: Interval, other: Interval, relation: Relation) -> bool:
+    """Whether two allocations lie so to each other."""
+    apart = one[0] + one[1] <= other[0] or other[0] + other[1] <= one[0]
+    return (relation != "disjoint" and one == other) or (relation != "same" and apart)
+
+
+def _smallest(space: Space, block: Block) -> str:
+    """The vertices of `block` and how many GPUs they need at least, for their memory as for their layouts."""
+    names = ", ".join(f"`{space.vertices[v]}`" for v in block)
+    least = min((n for _, n in _places(space, block)), default=None)
+    if least is not None:
+        return f"{names} (on {least} GPUs or more)"
+    sizes = (min(s.gpus for s in space.options[v].shapes) for v in block)
+    return f"{names} (on no common GPUs; alone on {', '.join(map(str, sizes))} or more)"
