@@ -23,6 +23,7 @@ from passes.search.infeasible import no_plan_fits, too_large_alone
 from passes.search.ledger import Found, Ledger, OutOfBudget
 from passes.search.legality import host_plans
 from passes.search.neighbours import Neighbours
+from passes.search.placing import no_place, place
 from passes.search.polish import polish
 from passes.search.report import configuration
 from passes.search.restriction import EVERYTHING, DecisionSpace, NotAllowed
@@ -43,8 +44,8 @@ def explore(
     """The best configuration of `problem` in the decision space `within` that the method finds.
 
     `starts` are configurations of the same problem, found before. Raises DiagnosticError as `Search.run`
-    does, and NotAllowed when the decision space has none of the structures that the file allows. A space with
-    restricted allocations (`relations`) needs method `auto`.
+    does, and NotAllowed when the decision space has none of the structures or none of the allocations that
+    the file allows. A space with restricted allocations (`relations`) needs method `auto`.
     """
     started = time.monotonic()
     spaces, notes = _spaces(problem, settings, within)
@@ -72,25 +73,26 @@ def _spaces(problem: Problem, settings: Settings, within: DecisionSpace) -> tupl
     planned = host_plans(problem)
     if planned:
         raise DiagnosticError(planned)
-    found = structures(problem, splitting=not settings.no_splitting, asynchrony=not settings.no_asynchrony)
-    found = [(s, chosen) for s, chosen in found if within.allows(problem, s)]
-    if not found:
-        raise NotAllowed(within.name)
-    wrong = warm_start_errors(problem, found)
+    listed = structures(problem, splitting=not settings.no_splitting, asynchrony=not settings.no_asynchrony)
+    wrong = warm_start_errors(problem, listed)
     if wrong:
         raise DiagnosticError(wrong)
+    found = [(s, chosen) for s, chosen in listed if within.allows(problem, s)]
+    if not found:
+        raise NotAllowed(within.needs(problem, [s for s, _ in listed]))
     spaces: list[Space] = []
     notes: list[str] = []
     empty: list[Diagnostic] = []
     known: dict[object, Enumerated] = {}
     excluded = excluded_mask(problem)
+    fixed_microbatches = settings.fixed_microbatches or within.fixed_microbatches
     for structure, chosen in found:
         space, reasons = build(
             len(spaces),
             structure,
             chosen,
             excluded=excluded,
-            fixed_microbatches=settings.fixed_microbatches or within.fixed_microbatches,
+            fixed_microbatches=fixed_microbatches,
             within=within,
             objective=(problem.search or SearchSpace()).objective,
             threads=settings.cores,
@@ -103,7 +105,10 @@ def _spaces(problem: Problem, settings: Settings, within: DecisionSpace) -> tupl
             spaces.append(space)
     if not spaces:
         raise DiagnosticError(too_large_alone(_excluding(found[0][1], problem), empty, settings.method))
-    return spaces, notes
+    placed = [space for space in spaces if place(space) is not None]
+    if not placed:
+        raise no_place(spaces[0], excluded, fixed_microbatches=fixed_microbatches)
+    return placed, notes
 
 
 def _given(space: Space, warm_start: Plan, starts: Sequence[Configuration]) -> list[tuple[str | None, Row]]:
@@ -130,8 +135,8 @@ def _search(
 def _start(
     space: Space, given: list[tuple[str | None, Row]], ledger: Ledger, settings: Settings
 ) -> list[Found]:
-    """Evaluate the plans that are `given` and those of the heuristics that the method asks for, and the
-    leanest if no heuristic's fits; best first."""
+    """Evaluate the plans that are `given` and those of the heuristics that the method asks for, the leanest
+    if no heuristic's fits, and if the decision space has none of these any of its own; best first."""
     found = [
         ledger.evaluate_one(space, row, free=True) if name is None else ledger.baseline(name, space, row)
         for name, row in given
@@ -149,6 +154,9 @@ def _start(
         lean = leanest(space)
         if space.allows(lean[None])[0]:
             found.append(ledger.evaluate_one(space, lean, free=True))
+    first = place(space) if not found else None
+    if first is not None:
+        found.append(ledger.evaluate_one(space, first, free=True))
     return sorted(found, key=lambda f: -ledger.value(f))
 
 
