@@ -39,6 +39,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "qk_norm": True,
         "sliding_window": 4096,
         "full_attention_every": 6,
+        "logit_softcap": None,
         "rope_theta": 1e6,
         "local_rope_theta": 1e4,
     },

@@ -23,6 +23,7 @@ from ir_schema.model import Experts, FullAttention, LatentAttention, ModelSpec, 
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _NORMS = {"RMSNorm": "rmsnorm", "LayerNorm": "layernorm"}
+_SOFTCAPS = {"attn_logit_softcapping": "attention_softcap", "final_logit_softcapping": "logit_softcap"}
 # Facts written out where a config leaves them to its family: key, field, how to read the value.
 _EXPLICIT: dict[str, str] = {
     "gated_mlp": "gated_ffn",
@@ -186,18 +187,16 @@ def _mpt(reader: Reader, positions: int) -> dict[str, Any]:
 
 
 def _attention_scores(reader: Reader, family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Gemma's scale and softcaps of attention scores and logits."""
+    """Gemma's scale and softcaps of attention scores and logits, as far as the family has them."""
     if family not in SCORES_OF_GEMMA:
         return {}
     width = fields.get("head_dim") or fields["hidden"] // fields["attention_heads"]
-    scalar = reader.number("query_pre_attn_scalar", default=256.0)
+    scalar = reader.integer("query_pre_attn_scalar", default=256)
     caps = {}
-    for key, field in (
-        ("attn_logit_softcapping", "attention_softcap"),
-        ("final_logit_softcapping", "logit_softcap"),
-    ):
-        unsaid = None if key in reader.config else fields.get(field)
-        caps[field] = reader.number(key, default=unsaid or 0.0) or None
+    for key, field in _SOFTCAPS.items():
+        if field in fields:
+            unsaid = None if key in reader.config else fields[field]
+            caps[field] = reader.number(key, default=unsaid or 0.0) or None
     return {"attention_scalar": None if scalar == width else scalar, **caps}
 
 

@@ -110,7 +110,7 @@ class ModelSpec(Record, frozen=True, kw_only=True, omit_defaults=True):
     parallel_attention: bool = False
     shared_norm: bool = False
     attention_sinks: bool = False
-    attention_scalar: float | None = None
+    attention_scalar: int | None = None
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     unit_offset_norm: bool = False

@@ -80,7 +80,9 @@ class _RunCommand(click.Command):
     type=_FILE,
     help="Directory of prompts, tokenizer and verifiers (default: the plan's, or the current).",
 )
-@click.option("--save", type=_FILE, help="Write the trained models here, as safetensors; a directory.")
+@click.option(
+    "--save", type=_FILE, help="Write the trained models into this directory, as Hugging Face checkpoints."
+)
 @click.option(
     "--node-seconds",
     type=click.FloatRange(min=0, min_open=True),
@@ -119,7 +121,7 @@ def run_command(
         node_seconds=node_seconds,
     )
     with redirect_stdout(sys.stderr):  # what verifiers print
-        outcome = execute(plan, settings, _progress(quiet), _warn)
+        outcome = execute(plan, settings, _progress(quiet), _warn, lambda text: _note(text, quiet))
     click.echo(msgspec.json.encode(outcome).decode() if as_json else render(outcome))
 
 
@@ -222,6 +224,11 @@ def _progress(quiet: bool) -> Callable[["StepReport", int], None]:
 
 def _warn(text: str) -> None:
     click.echo(f"warning: {text}", err=True)
+
+
+def _note(text: str, quiet: bool) -> None:
+    if not quiet:
+        click.echo(f"note: {text}", err=True)
 
 
 def _fail(code: ExitCode, message: str) -> int:

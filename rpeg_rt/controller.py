@@ -12,9 +12,9 @@ from pathlib import Path
 
 from ir_schema.envelope import canonical
 from rpeg_rt.blame import Blame
+from rpeg_rt.checkpoints.export import new_checkpoint
 from rpeg_rt.commands import Commander
 from rpeg_rt.dispatch import Dispatcher, Instance
-from rpeg_rt.engine.architecture import canonical_shapes
 from rpeg_rt.evaluation import examination
 from rpeg_rt.failure import ExitCode, InterruptedRunError, RunError, StalledError, WorkerLostError
 from rpeg_rt.fleet import Fleet, Lost, Received
@@ -37,7 +37,6 @@ from rpeg_rt.trace import (
     TraceWriter,
     software_versions,
 )
-from rpeg_rt.weights_file import lay_out
 
 START_SECONDS = 300.0
 GRACE_SECONDS = 1.0
@@ -58,7 +57,8 @@ class Controller:
     """One run of a plan over `steps` RL steps.
 
     `node_seconds` bounds the time of any one node (or 20 times its predicted time, where that is more).
-    `on_step` is called with each finished step, in order; final weights are written under `save`.
+    `on_step` is called with each finished step, in order. Models start from their `checkpoints` (directories
+    by model); trained ones are written under `save`.
     `started_ns` and `finished_ns` are when the first node could start and the last was complete.
     """
 
@@ -70,12 +70,14 @@ class Controller:
         steps: int,
         seed: int,
         trace: TraceWriter,
+        checkpoints: Mapping[str, Path],
         save: Path | None,
         node_seconds: float,
         on_step: Callable[[StepReport], None],
     ) -> None:
         self.plan, self.realisation, self.steps, self.seed = plan, realisation, steps, seed
         self.trace, self.save, self.node_seconds = trace, save, node_seconds
+        self._checkpoints = checkpoints
         run = plan.executable.problem.run
         assert run is not None, "preflight refuses a plan without a run"
         self._run_config = run
@@ -149,6 +151,7 @@ class Controller:
             store=str(self.fleet.directory / "store"),
             origin_ns=self._origin,
             eos=self.host.tokenizer.eos,
+            checkpoints={model: str(path) for model, path in self._checkpoints.items()},
         )
         self.fleet.start()
         waiting = set(range(self.realisation.world))
@@ -299,16 +302,15 @@ class Controller:
         self.evaluations.append(event)
 
     def _save_weights(self, directory: Path) -> None:
-        """The newest weights of every trained model, each as one safetensors file."""
+        """The newest weights of every trained model, each as a checkpoint of its own."""
         for vertex, task in self.realisation.semantics.tasks.items():
             if isinstance(task, Train):
                 place = self.realisation.serving[vertex]
                 spec = self.realisation.problem.models[place.model]
-                path = directory / f"{place.model}.safetensors"
-                part = path.with_name(f".{path.name}.part")
-                lay_out(part, canonical_shapes(spec), weight_type(spec, self._run_config.precision))
-                self._ask({r: Save(vertex, str(part)) for r in self.realisation.ranks(place.allocation)})
-                part.replace(path)
+                precision = weight_type(spec, self._run_config.precision)
+                eos = self.host.tokenizer.eos
+                with new_checkpoint(directory / place.model, spec, precision, eos) as part:
+                    self._ask({r: Save(vertex, str(part)) for r in self.realisation.ranks(place.allocation)})
 
     # Events and failures -----------------------------------------------------------------------------------
 

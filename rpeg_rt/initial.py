@@ -29,16 +29,19 @@ def initial_label(spec: ModelSpec, model: str) -> str | None:
     return spec.checkpoint.removeprefix(_RANDOM) if spec.checkpoint.startswith(_RANDOM) else None
 
 
-def initial_tensor(seed: int, label: str, name: str, shape: Sequence[int]) -> npt.NDArray[np.float64]:
+def initial_tensor(
+    seed: int, label: str, name: str, shape: Sequence[int], unit_offset: bool = False
+) -> npt.NDArray[np.float64]:
     """Values of the canonical (Hugging Face named) tensor `name`, float64.
 
-    Norm weights are 1 and biases 0. Embeddings are normal with deviation 0.02, the scalar head 0.001 (values
-    start near 0), every other matrix [out, in] 1/sqrt(in).
+    Norm weights are 1 (with `unit_offset`, where their difference from 1 is stored, 0) and biases 0.
+    Embeddings are normal with deviation 0.02, the scalar head 0.001 (values start near 0), every other matrix
+    [out, in] 1/sqrt(in).
     """
     if name.endswith(".bias"):
         return np.zeros(shape)
     if len(shape) == 1:
-        return np.ones(shape)
+        return np.zeros(shape) if unit_offset else np.ones(shape)
     return _deviation(name, shape) * _normals(derive_seed(seed, f"weights:{label}:{name}"), shape)
 
 

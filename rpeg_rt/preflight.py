@@ -7,6 +7,7 @@ shape or more memory than there is gets refused.
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from ir_schema.base import Record
@@ -14,7 +15,6 @@ from ir_schema.stages import Executable
 from rpeg_rt.dispatch import Dispatcher, Stuck
 from rpeg_rt.engine.architecture import unsupported
 from rpeg_rt.failure import PreflightError
-from rpeg_rt.initial import initial_label
 from rpeg_rt.realise import Realisation, UnrealisableError
 from rpeg_rt.semantics import NotUnderstood
 
@@ -34,9 +34,10 @@ def this_machine(slots: int | None) -> Machine:
     return Machine(slots=slots, memory_bytes=_available_memory())
 
 
-def check(executable: Executable, machine: Machine) -> Realisation:
-    """The plan bound to this machine's workers. Raises PreflightError with all that is missing."""
-    missing = _missing_software() + _unsupported_run(executable)
+def check(executable: Executable, machine: Machine, findings: Sequence[str] = ()) -> Realisation:
+    """The plan bound to this machine's workers. Raises PreflightError with all that is missing, `findings`
+    (of its files) included."""
+    missing = [*_missing_software(), *_unsupported_run(executable), *findings]
     run = executable.problem.run
     try:
         realisation = Realisation(executable)
@@ -73,11 +74,6 @@ def _unsupported_run(executable: Executable) -> list[str]:
         )
     if problem.options.as_printed:
         found.append("plans made with --as-printed are for comparison, not for running")
-    for name, spec in problem.models.items():
-        if initial_label(spec, name) is None:
-            found.append(
-                f"model `{name}` starts from saved weights ({spec.checkpoint}); only random ones can be made"
-            )
     return found
 
 

@@ -64,7 +64,8 @@ class Hello(Message, frozen=True, tag=True, array_like=True):
 class Start(Message, frozen=True, tag=True, array_like=True):
     """Controller to worker: the executable's canonical bytes and what every worker must agree on.
 
-    `origin_ns` is the zero of all times of the run on the machine's monotonic clock; `eos` ends a response.
+    `origin_ns` is the zero of all times of the run on the machine's monotonic clock; `eos` ends a response;
+    `checkpoints` are the directories that models start from, by model.
     """
 
     executable: bytes
@@ -72,6 +73,7 @@ class Start(Message, frozen=True, tag=True, array_like=True):
     store: str
     origin_ns: int
     eos: int | None
+    checkpoints: dict[str, str]
 
 
 class Ready(Message, frozen=True, tag=True, array_like=True):
@@ -127,14 +129,14 @@ class Answers(Message, frozen=True, tag=True, array_like=True):
 
 
 class Save(Message, frozen=True, tag=True, array_like=True):
-    """Controller to worker: write the slices of training `vertex`'s weights into a laid-out file."""
+    """Controller to worker: write the slices of training `vertex`'s weights into a laid-out checkpoint."""
 
     vertex: str
     path: str
 
 
 class Saved(Message, frozen=True, tag=True, array_like=True):
-    """Worker to controller: its slices of `vertex`'s weights, of `version`, are in the file."""
+    """Worker to controller: its slices of `vertex`'s weights, of `version`, are in the files."""
 
     vertex: str
     version: int

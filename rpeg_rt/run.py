@@ -9,10 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from rpeg_rt.checkpoints.export import make_room, unwritable
+from rpeg_rt.checkpoints.start import examine
 from rpeg_rt.controller import Controller
 from rpeg_rt.evaluation import not_examined
 from rpeg_rt.failure import FileError, VerificationError
-from rpeg_rt.files import LineFile, make_directory
+from rpeg_rt.files import LineFile
 from rpeg_rt.host import Host
 from rpeg_rt.load import Plan, load_plan
 from rpeg_rt.preflight import check, this_machine
@@ -41,21 +43,27 @@ def execute(
     settings: Settings,
     progress: Callable[[StepReport, int], None],
     warn: Callable[[str], None] = lambda _: None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
     """Run the plan in `path`. Raises RunError. `progress` is told each finished step and their number,
-    `warn` what the plan asks for and does not get."""
+    `warn` what the plan asks for and does not get, `note` what is worth knowing of where models start."""
     plan = load_plan(path)
-    realisation = check(plan.executable, this_machine(settings.slots))
-    run = plan.executable.problem.run
+    problem, directory = plan.executable.problem, settings.data or _data_directory(plan)
+    checkpoints = examine(problem, directory)
+    findings = checkpoints.findings + ([] if settings.save is None else unwritable(problem))
+    realisation = check(plan.executable, this_machine(settings.slots), findings)
+    run = problem.run
     assert run is not None
     steps = run.steps if settings.steps is None else settings.steps
     seed = run.seed if settings.seed is None else settings.seed
     if steps < 1:
         raise FileError(f"a run of {steps} steps is none; give --steps 1 or more")
     if settings.save is not None:
-        make_directory(settings.save)
+        make_room(settings.save, problem.graph.trainable)
     if run.eval_prompts is not None and (reason := not_examined(realisation)):
         warn(f"the held-out prompts {run.eval_prompts} are not used: {reason}")
+    for text in checkpoints.notes:
+        note(text)
     reports: list[StepReport] = []
     with ExitStack() as stack:
         metrics = None if settings.metrics is None else LineFile(settings.metrics, "metrics")
@@ -80,12 +88,12 @@ def execute(
             steps=steps,
             seed=seed,
             trace=writer,
+            checkpoints=checkpoints.directories,
             save=settings.save,
             node_seconds=settings.node_seconds,
             on_step=on_step,
         )
-        directory = settings.data or _data_directory(plan)
-        controller.run(lambda finished: Host(plan.executable.problem, seed, directory, finished))
+        controller.run(lambda finished: Host(problem, seed, directory, finished))
         verdict = verify_trace(plan, read_trace(trace))
         if verdict.violations:
             raise VerificationError(verdict.violations)

@@ -22,7 +22,6 @@ from rpeg_rt.engine.microtasks import schedule_hash
 from rpeg_rt.engine.routing import Fragment, route
 from rpeg_rt.engine.training import NumericError
 from rpeg_rt.engine.transfer import exchange, move_fragments
-from rpeg_rt.initial import initial_label, initial_tensor
 from rpeg_rt.operators import Generating, Site, Training, score, train, train_together
 from rpeg_rt.precision import number_type, weight_type
 from rpeg_rt.protocol import (
@@ -48,7 +47,7 @@ from rpeg_rt.rows import Key, count, replica_ranks, to_indices
 from rpeg_rt.semantics import Generate, Score, Train
 from rpeg_rt.store import Rows, Store, gather
 from rpeg_rt.trace import Fused
-from rpeg_rt.weights_file import writable_tensors
+from rpeg_rt.weights import starting_weights, write_shards
 
 
 class _Ledger:
@@ -113,13 +112,8 @@ class Worker:
             trainable=self.run.optimizers.get(place.model, self.run.optimizer) if place.training else None,
             copies=place.copies,
         )
-        label = initial_label(spec, place.model)
-        assert label is not None, "preflight refuses saved weights"
-
-        def canonical(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-            return torch.from_numpy(initial_tensor(self.start.seed, label, name, shape)).to(dtype)
-
-        engine.load(canonical)
+        checkpoint = self.start.checkpoints.get(place.model)
+        engine.load(starting_weights(spec, place.model, self.start.seed, checkpoint))
         return engine
 
     def now(self) -> int:
@@ -184,11 +178,7 @@ class Worker:
         place = self.realisation.serving[request.vertex]
         engine, position = self.engines[place], self._groups(place).place
         if position.data == 0:
-            tensors = writable_tensors(Path(request.path))
-            for shard in engine.shards():
-                values = shard.tensor.detach().cpu().contiguous()
-                bits = values.view(torch.uint16) if values.dtype == torch.bfloat16 else values
-                tensors[shard.name][shard.slices] = bits.numpy()
+            write_shards(engine.shards(), Path(request.path))
         return Saved(request.vertex, engine.version)
 
     # Rows --------------------------------------------------------------------------------------------------

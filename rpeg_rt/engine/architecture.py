@@ -1,14 +1,19 @@
 """Which models and layouts the engine executes, and the canonical tensors of a model.
 
 Pure: neither torch nor Megatron is imported. Canonical names and shapes are those of Hugging Face's
-Llama, Qwen2 and Qwen3 checkpoints; a scalar head is `value_head.weight` [1, hidden].
+Llama, Qwen and Gemma checkpoints; a scalar head is `value_head.weight` [1, hidden].
 """
 
 from ir_schema.model import ModelSpec
 from ir_schema.problem import Layout, Workload
 
-FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-ROPE_SCALINGS = frozenset({"linear", "llama3"})
+FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"})
+ACTIVATIONS = frozenset({"silu", "gelu_pytorch_tanh"})
+ROPE_SCALINGS = frozenset({"linear", "llama3", "yarn"})
+_NEEDED = {
+    "llama3": ("original_positions", "low_frequency_factor", "high_frequency_factor"),
+    "yarn": ("original_positions",),
+}
 
 
 class UnsupportedModelError(Exception):
@@ -35,23 +40,28 @@ def _unsupported_architecture(spec: ModelSpec) -> list[str]:
         "mixture-of-experts layers": spec.experts is not None,
         "multi-head latent attention": spec.latent_attention is not None,
         "a feed-forward layer without gate": not spec.gated_ffn,
-        f"activation {spec.activation} (only silu)": spec.activation != "silu",
+        f"activation {spec.activation} (only {', '.join(sorted(ACTIVATIONS))})": spec.activation
+        not in ACTIVATIONS,
         f"normalisation {spec.norm} (only rmsnorm)": spec.norm != "rmsnorm",
         "biases in the attention output": spec.attention_output_bias,
         "biases in the feed-forward layers": spec.mlp_bias,
         "a bias in the vocabulary projection": spec.lm_head_bias,
         "query/key norms over all heads at once": spec.qk_norm and spec.qk_norm_width != "head",
-        "norms after attention or feed-forward": spec.post_norms,
         "attention parallel to the feed-forward layer": spec.parallel_attention or spec.shared_norm,
         "attention sinks": spec.attention_sinks,
-        "sliding-window attention": spec.sliding_window is not None,
+        "full-attention layers of another shape": spec.full_attention is not None,
         "learned positions": spec.learned_positions > 0,
+        "rotary positions in a part of a head": spec.rotary_fraction != 1.0,
         f"an odd head width ({spec.head_width}), which rotary positions cannot turn": spec.head_width % 2
         == 1,
     }
     if spec.rope_scaling is not None:
         kind = spec.rope_scaling.kind
-        refused[f"rotary position scaling {kind} (only linear, llama3)"] = kind not in ROPE_SCALINGS
+        listed = ", ".join(sorted(ROPE_SCALINGS))
+        refused[f"rotary position scaling {kind} (only {listed})"] = kind not in ROPE_SCALINGS
+        for field in _NEEDED.get(kind, ()):
+            absent = getattr(spec.rope_scaling, field) is None
+            refused[f"rotary position scaling {kind} without `{field}`"] = absent
     return [f"the runtime does not execute {what}" for what, is_so in refused.items() if is_so]
 
 
@@ -89,6 +99,14 @@ def _unsupported_lengths(spec: ModelSpec, workload: Workload) -> list[str]:
     return []
 
 
+def norm_names(spec: ModelSpec) -> tuple[str, ...]:
+    """The norms of a layer besides the first: before the feed-forward part, and with post norms after
+    attention and after the feed-forward part."""
+    if not spec.post_norms:
+        return ("post_attention_layernorm",)
+    return ("pre_feedforward_layernorm", "post_attention_layernorm", "post_feedforward_layernorm")
+
+
 def canonical_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Names and full shapes of all tensors of the model, in the order embedding, layers, norm, heads."""
     hidden, width = spec.hidden, spec.head_width
@@ -106,7 +124,8 @@ def canonical_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
             shapes[attention + "q_norm.weight"] = (width,)
             shapes[attention + "k_norm.weight"] = (width,)
         shapes[attention + "o_proj.weight"] = (hidden, query)
-        shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
+        for name in norm_names(spec):
+            shapes[f"{prefix}{name}.weight"] = (hidden,)
         shapes[mlp + "gate_proj.weight"] = (spec.ffn, hidden)
         shapes[mlp + "up_proj.weight"] = (spec.ffn, hidden)
         shapes[mlp + "down_proj.weight"] = (hidden, spec.ffn)

@@ -12,7 +12,9 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from rpeg_rt.engine.model import Model, rms_norm
+from rpeg_rt.engine.attention import Attention
+from rpeg_rt.engine.blocks import ACTIVATIONS, RMSNorm, capped, rms_norm
+from rpeg_rt.engine.model import Model
 
 
 @dataclass
@@ -43,6 +45,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class _Layer:
+    kind: int
     input_norm: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
@@ -51,6 +54,7 @@ class _Layer:
     mlp_norm: Tensor
     gate_up: Tensor
     down: Tensor
+    post_norms: tuple[Tensor, Tensor] | None
 
 
 class Decoder:
@@ -62,15 +66,19 @@ class Decoder:
         self._group = model.groups.collection.tp
         self._tensor, self._rank = layout.tensor_parallel, model.groups.place.tensor
         self._width, self._eps = spec.head_width, spec.norm_epsilon
-        self._scale = self._width**-0.5
         self._groups_here = max(1, spec.query_groups // self._tensor)
         self._dtype = model.config.params_dtype
-        half = model.rotary[:, 0, 0, : self._width // 2]
-        self._cos, self._sin = half.cos().to(self._dtype), half.sin().to(self._dtype)
-        self._layers = [_weights(layer) for layer in model.decoder.layers]
+        self._activation = ACTIVATIONS[spec.activation]
+        self._kinds = list(dict.fromkeys(model.kinds))
+        self._turns = [self._turns_of(kind) for kind in self._kinds]
+        self._layers = [
+            _weights(layer, self._kinds.index(kind))
+            for layer, kind in zip(model.decoder.layers, model.kinds, strict=True)
+        ]
         self._embedding = model.embedding.weight.data if model.pre_process else None
+        self._embedding_factor = model.embedding_factor
         last = model.groups.is_last_stage
-        self._final_norm = model.decoder.final_layernorm.weight.data if last else None
+        self._final_norm = model.decoder.final_layernorm.factors().data if last else None
         self._output = model.output_weight().data if last else None
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -78,11 +86,13 @@ class Decoder:
         if self._embedding is None:
             raise ValueError("only the first stage embeds tokens")
         if self._tensor == 1:
-            return F.embedding(tokens, self._embedding)
-        local = tokens - self._rank * len(self._embedding)
-        elsewhere = (local < 0) | (local >= len(self._embedding))
-        embedded = F.embedding(local.masked_fill(elsewhere, 0), self._embedding)
-        return self._summed(embedded.masked_fill(elsewhere[..., None], 0.0))
+            embedded = F.embedding(tokens, self._embedding)
+        else:
+            local = tokens - self._rank * len(self._embedding)
+            elsewhere = (local < 0) | (local >= len(self._embedding))
+            embedded = F.embedding(local.masked_fill(elsewhere, 0), self._embedding)
+            embedded = self._summed(embedded.masked_fill(elsewhere[..., None], 0.0))
+        return embedded * self._embedding_factor if self._spec.scaled_embeddings else embedded
 
     def prefill(self, hidden: Tensor, lengths: Tensor, slots: int, rows: Tensor) -> tuple[Tensor, Cache]:
         """Run prompts [n, s, h] and make the cache of the sequences that continue them.
@@ -91,13 +101,12 @@ class Decoder:
         stage's hidden states [n, s, h] and the cache.
         """
         length = hidden.size(1)
-        cos, sin = (t[:length, None, :] for t in (self._cos, self._sin))
+        turned = [(cos[:length, None, :], sin[:length, None, :]) for cos, sin in self._turns]
         keys: list[Tensor] = []
         values: list[Tensor] = []
         for layer in self._layers:
-            query, key, value = self._attention_inputs(layer, hidden, cos, sin)
-            q, k, v = (t.transpose(1, 2) for t in (query, key, value))
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.size(1) != k.size(1))
+            q, k, v = (t.transpose(1, 2) for t in self._attention_inputs(layer, hidden, *turned[layer.kind]))
+            mixed = self._kinds[layer.kind].causal(q, k, v)
             hidden = self._finish_layer(layer, hidden, mixed.transpose(1, 2).flatten(2))
             for cached, new in ((keys, k), (values, v)):
                 room = new.new_empty(len(rows), new.size(1), slots, self._width)
@@ -116,19 +125,19 @@ class Decoder:
         """Run one token [b, h] per row; rows where `advance` [b] is false keep their slot."""
         position = cache.position
         every = torch.arange(len(position), device=position.device)
-        cos, sin = self._cos[position][:, None, :], self._sin[position][:, None, :]
         if not cache.uniform:
             cache.bias[every, 0, 0, position] = 0.0
         cache.used += 1
         used = cache.used
-        bias = None if cache.uniform else cache.bias[..., :used]
+        biases = [_bias(cache, kind.window) for kind in self._kinds]
+        turned = [(cos[position][:, None, :], sin[position][:, None, :]) for cos, sin in self._turns]
         for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
-            query, key, value = self._attention_inputs(layer, hidden, cos, sin)
+            query, key, value = self._attention_inputs(layer, hidden, *turned[layer.kind])
             if cache.uniform:
                 keys[:, :, used - 1], values[:, :, used - 1] = key, value
             else:
                 keys[every, :, position], values[every, :, position] = key, value
-            mixed = self._attend(query, keys[:, :, :used], values[:, :, :used], bias)
+            mixed = self._attend(layer, query, keys[:, :, :used], values[:, :, :used], biases[layer.kind])
             hidden = self._finish_layer(layer, hidden, mixed.flatten(1))
         cache.position = position + advance
         return hidden
@@ -138,17 +147,25 @@ class Decoder:
         if self._final_norm is None or self._output is None:
             raise ValueError("only the last stage has logits")
         part = F.linear(rms_norm(hidden, self._final_norm, self._eps), self._output)
+        part = capped(part, self._spec.logit_softcap)
         if self._tensor > 1:
             parts = [torch.empty_like(part) for _ in range(self._tensor)]
             dist.all_gather(parts, part, group=self._group)
             part = torch.cat(parts, dim=-1)
         return part[:, : self._spec.vocabulary]
 
-    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+    def _turns_of(self, kind: Attention) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [positions, d_h / 2] of a layer's rotations."""
+        half = kind.angles[:, : self._width // 2]
+        return half.cos().to(self._dtype), half.sin().to(self._dtype)
+
+    def _attend(
+        self, layer: _Layer, query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None
+    ) -> Tensor:
         """Query [b, heads, d] over keys and values [b, kv heads, used, d], by group of query heads."""
         batch, groups = keys.shape[:2]
         grouped = query.reshape(batch, groups, -1, self._width)
-        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=bias, scale=self._scale)
+        return self._kinds[layer.kind].biased(grouped, keys, values, bias)
 
     def _attention_inputs(
         self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor
@@ -174,9 +191,15 @@ class Decoder:
         return q.flatten(-3, -2), k.flatten(-3, -2), v
 
     def _finish_layer(self, layer: _Layer, hidden: Tensor, mixed: Tensor) -> Tensor:
-        hidden = hidden + self._summed(F.linear(mixed, layer.projection))
+        attended = self._summed(F.linear(mixed, layer.projection))
+        if layer.post_norms is not None:
+            attended = rms_norm(attended, layer.post_norms[0], self._eps)
+        hidden = hidden + attended
         gate, up = F.linear(rms_norm(hidden, layer.mlp_norm, self._eps), layer.gate_up).chunk(2, dim=-1)
-        return hidden + self._summed(F.linear(F.silu(gate) * up, layer.down))
+        fed = self._summed(F.linear(self._activation(gate) * up, layer.down))
+        if layer.post_norms is not None:
+            fed = rms_norm(fed, layer.post_norms[1], self._eps)
+        return hidden + fed
 
     def _summed(self, partial: Tensor) -> Tensor:
         if self._tensor > 1:
@@ -184,19 +207,36 @@ class Decoder:
         return partial
 
 
-def _weights(layer: torch.nn.Module) -> _Layer:
+def _bias(cache: Cache, window: int | None) -> Tensor | None:
+    """What is added to the scores of the slots in use where a position sees the `window` latest ones."""
+    used = cache.used
+    if window is None or window >= used:
+        return None if cache.uniform else cache.bias[..., :used]
+    slots = torch.arange(used, device=cache.position.device)
+    if cache.uniform:
+        outside = slots < used - window
+        return torch.zeros_like(cache.bias[:1, ..., :used]).masked_fill(outside, float("-inf"))
+    outside = slots <= (cache.position - window)[:, None]
+    return cache.bias[..., :used].masked_fill(outside[:, None, None, :], float("-inf"))
+
+
+def _weights(layer: torch.nn.Module, kind: int) -> _Layer:
     """The tensors of one of Megatron's transformer layers."""
     p = {name: parameter.data for name, parameter in layer.named_parameters()}
-    norm = "self_attention.q_layernorm.weight"
+    p |= {f"{name}.weight": m.factors().data for name, m in layer.named_modules() if isinstance(m, RMSNorm)}
+    qk = tuple(f"self_attention.{x}_layernorm.weight" for x in "qk")
+    post = ("self_attn_bda.norm.weight", "mlp_bda.norm.weight")
     return _Layer(
+        kind=kind,
         input_norm=p["input_layernorm.weight"],
         qkv=p["self_attention.linear_qkv.weight"],
         qkv_bias=p.get("self_attention.linear_qkv.bias"),
-        qk_norms=(p[norm], p["self_attention.k_layernorm.weight"]) if norm in p else None,
+        qk_norms=(p[qk[0]], p[qk[1]]) if qk[0] in p else None,
         projection=p["self_attention.linear_proj.weight"],
         mlp_norm=p["pre_mlp_layernorm.weight"],
         gate_up=p["mlp.linear_fc1.weight"],
         down=p["mlp.linear_fc2.weight"],
+        post_norms=(p[post[0]], p[post[1]]) if post[0] in p else None,
     )
 
 

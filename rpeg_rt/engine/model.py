@@ -10,111 +10,33 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from ir_schema.model import ModelSpec, padded_vocabulary
+from rpeg_rt.engine.attention import attention_kinds
+from rpeg_rt.engine.blocks import (
+    ACTIVATIONS,
+    CausalAttention,
+    Layer,
+    NormThenAdd,
+    RMSNorm,
+    ScalarHead,
+    SelfAttention,
+    capped,
+)
 from rpeg_rt.engine.groups import LayoutGroups
 from rpeg_rt.engine.shim import (
     ColumnParallelLinear,
     MegatronModule,
+    ModuleSpec,
     RowParallelLinear,
     TransformerBlock,
     TransformerBlockSubmodules,
     TransformerConfig,
-    TransformerLayer,
     VocabParallelEmbedding,
-    attention,
-    device,
     get_gpt_layer_local_spec,
-    mappings,
     set_tensor_model_parallel_attributes,
 )
-
-
-class RMSNorm(torch.nn.Module):
-    """x / rms(x) * weight, computed in at least float32."""
-
-    def __init__(self, config: Any, hidden_size: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = torch.nn.Parameter(torch.empty(hidden_size, dtype=config.params_dtype, device=device()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
-        return rms_norm(x, self.weight, self.eps)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square normalisation of the last dimension, in at least float32."""
-    if x.dtype in (torch.float32, torch.float64):
-        return F.rms_norm(x, weight.shape, weight, eps)
-    return F.rms_norm(x.float(), weight.shape, None, eps).to(x.dtype) * weight
-
-
-class CausalAttention(torch.nn.Module):
-    """Megatron's core attention slot: [s, b, heads, d] to [s, b, heads * d], causal."""
-
-    def __init__(self, **_: Any) -> None:
-        super().__init__()
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Attention over all earlier positions; key and value may have fewer heads than query."""
-        q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.size(1) != k.size(1))
-        return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
-
-
-class SelfAttention(attention.SelfAttention):  # type: ignore[misc]
-    """Megatron's self-attention where tensor ranks outnumber key/value heads.
-
-    Megatron then gathers the projections over the global tensor-parallel group and asks for its global
-    rank; both answers are given from this model's own group.
-    """
-
-    def get_query_key_value_tensors(self, *args: Any, **kwargs: Any) -> Any:
-        """Query, key and value heads of this rank."""
-        if self.config.num_query_groups >= self.world_size:
-            return super().get_query_key_value_tensors(*args, **kwargs)
-        group = self.pg_collection.tp
-        names = ("all_gather_last_dim_from_tensor_parallel_region", "get_tensor_model_parallel_rank")
-        saved = {name: getattr(attention, name) for name in names}
-        setattr(attention, names[0], lambda x: getattr(mappings, names[0])(x, group=group))
-        setattr(attention, names[1], group.rank)
-        try:
-            return super().get_query_key_value_tensors(*args, **kwargs)
-        finally:
-            for name, function in saved.items():
-                setattr(attention, name, function)
-
-
-class Layer(TransformerLayer):  # type: ignore[misc]
-    """Megatron's transformer layer, of which the backward pass keeps the input alone and runs it again."""
-
-    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
-        """Hidden states [s, b, h] to [s, b, h]; the second result is Megatron's unused context."""
-
-        def run(hidden: Tensor) -> Tensor:
-            output: Tensor = super(Layer, self).forward(hidden, **kwargs)[0]
-            return output
-
-        if not torch.is_grad_enabled():
-            return run(hidden_states), None
-        # There is no dropout, so the second run needs no random state of the first.
-        return checkpoint(run, hidden_states, use_reentrant=True, preserve_rng_state=False), None
-
-
-class ScalarHead(torch.nn.Module):
-    """Projection of hidden states to one number; replicated over tensor ranks."""
-
-    def __init__(self, hidden: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.empty(1, hidden, dtype=dtype, device=device()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., hidden] to [...]."""
-        return F.linear(x, self.weight).squeeze(-1)
 
 
 def transformer_config(spec: ModelSpec, groups: LayoutGroups, precision: torch.dtype) -> Any:
@@ -128,8 +50,9 @@ def transformer_config(spec: ModelSpec, groups: LayoutGroups, precision: torch.d
         ffn_hidden_size=spec.ffn,
         normalization="RMSNorm",
         layernorm_epsilon=spec.norm_epsilon,
+        layernorm_zero_centered_gamma=spec.unit_offset_norm,
         gated_linear_unit=True,
-        activation_func=F.silu,
+        activation_func=ACTIVATIONS[spec.activation],
         add_bias_linear=False,
         add_qkv_bias=spec.qkv_bias,
         qk_layernorm=spec.qk_norm,
@@ -185,8 +108,14 @@ class Model(MegatronModule):  # type: ignore[misc]
         if self.post_process and spec.has_scalar_head:
             self.value_head = ScalarHead(spec.hidden, precision)
         self.wide = torch.promote_types(precision, torch.float32)
-        angles = rotary_table(spec, positions, self.wide)
-        self.register_buffer("rotary", angles.to(device()), persistent=False)
+        first = groups.place.pipeline * len(self.decoder.layers)
+        kinds = attention_kinds(spec, positions, self.wide)
+        self.kinds = [kinds[spec.is_full_attention(first + i)] for i in range(len(self.decoder.layers))]
+        for layer, kind in zip(self.decoder.layers, self.kinds, strict=True):
+            layer.attend_as(kind)
+        # Rounded to the parameters' type, as it is where such models are made.
+        factor = spec.hidden**0.5 if spec.scaled_embeddings else 1.0
+        self.embedding_factor = float(torch.tensor(factor, dtype=precision))
         self._mark_parameters()
 
     def _mark_parameters(self) -> None:
@@ -216,18 +145,21 @@ class Model(MegatronModule):  # type: ignore[misc]
 
     def forward(self, tokens: Tensor, received: Tensor | None) -> Tensor:
         """Hidden states [s, b, h] of left-aligned `tokens` [b, s]; `received` is the earlier stage's."""
-        embedded = self.embedding(tokens).transpose(0, 1).contiguous() if self.pre_process else None
-        if not self.pre_process:
+        embedded = None
+        if self.pre_process:
+            embedded = self.embedding(tokens).transpose(0, 1).contiguous()
+            if self.spec.scaled_embeddings:
+                embedded = embedded * self.embedding_factor
+        else:
             self.decoder.set_input_tensor(received)
-        hidden: Tensor = self.decoder(
-            hidden_states=embedded, attention_mask=None, rotary_pos_emb=self.rotary[: tokens.size(1)]
-        )
+        hidden: Tensor = self.decoder(hidden_states=embedded, attention_mask=None)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """This rank's part of the logits: [n, h] to [n, V_padded / P_t], -inf where padded."""
         weight = self.output_weight() if self.lm_head.weight is None else None
         logits: Tensor = self.lm_head(hidden, weight=weight)[0]
+        logits = capped(logits, self.spec.logit_softcap)
         rows = logits.size(-1)
         real = self.spec.vocabulary - self.groups.place.tensor * rows
         if real >= rows:
@@ -246,6 +178,9 @@ def _decoder(spec: ModelSpec, groups: LayoutGroups, config: Any) -> Any:
     inner.core_attention = CausalAttention
     if spec.qk_norm:
         inner.q_layernorm = inner.k_layernorm = RMSNorm
+    if spec.post_norms:
+        add = ModuleSpec(module=NormThenAdd, params={"config": config})
+        layer.submodules.self_attn_bda = layer.submodules.mlp_bda = add
     stages = groups.layout.pipeline_parallel
     return TransformerBlock(
         config,
@@ -254,23 +189,6 @@ def _decoder(spec: ModelSpec, groups: LayoutGroups, config: Any) -> Any:
         post_process=groups.is_last_stage,
         pg_collection=groups.collection,
     )
-
-
-def rotary_table(spec: ModelSpec, positions: int, dtype: torch.dtype) -> Tensor:
-    """Rotation angles [positions, 1, 1, d_h], scaled as published configs say."""
-    width = spec.head_width
-    frequency = 1.0 / spec.rope_theta ** (torch.arange(0, width, 2, dtype=dtype) / width)
-    scaling = spec.rope_scaling
-    if scaling is not None and scaling.kind == "linear":
-        frequency = frequency / scaling.factor
-    elif scaling is not None:
-        low, high = scaling.low_frequency_factor or 1.0, scaling.high_frequency_factor or 4.0
-        original = scaling.original_positions or 8192
-        turns = original * frequency / (2 * math.pi)
-        smooth = ((turns - low) / (high - low)).clamp(0, 1)
-        frequency = (1 - smooth) * frequency / scaling.factor + smooth * frequency
-    angles = torch.outer(torch.arange(positions, dtype=dtype), frequency)
-    return torch.cat([angles, angles], dim=-1)[:, None, None, :]
 
 
 class _TokenLogProbability(torch.autograd.Function):

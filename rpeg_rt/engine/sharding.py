@@ -13,7 +13,10 @@ from typing import NamedTuple
 
 from ir_schema.model import ModelSpec, padded_vocabulary
 from ir_schema.problem import Layout
-from rpeg_rt.engine.architecture import canonical_shapes
+from rpeg_rt.engine.architecture import canonical_shapes, norm_names
+
+# The modules that hold the norms of `norm_names`, in its order.
+_NORMS = ("pre_mlp_layernorm", "self_attn_bda.norm", "mlp_bda.norm")
 
 Slices = tuple[slice, ...]
 
@@ -107,7 +110,8 @@ class _ShardMap:
             self._whole(attention + "q_norm.weight", stored + "q_layernorm.weight")
             self._whole(attention + "k_norm.weight", stored + "k_layernorm.weight")
         self._cut(attention + "o_proj.weight", stored + "linear_proj.weight", axis=1)
-        self._whole(canonical + "post_attention_layernorm.weight", here + "pre_mlp_layernorm.weight")
+        for name, module in zip(norm_names(self.spec), _NORMS, strict=False):
+            self._whole(f"{canonical}{name}.weight", f"{here}{module}.weight")
         self._cut(canonical + "mlp.gate_proj.weight", here + "mlp.linear_fc1.weight", axis=0)
         width = self.spec.ffn // self.degree
         self._cut(canonical + "mlp.up_proj.weight", here + "mlp.linear_fc1.weight", axis=0, start=width)

@@ -40,6 +40,7 @@ with warnings.catch_warnings():
     )
     from megatron.core.transformer import TransformerConfig, attention
     from megatron.core.transformer.module import MegatronModule
+    from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
     from megatron.core.transformer.transformer_layer import TransformerLayer
 
@@ -48,6 +49,7 @@ __all__ = [
     "DistributedDataParallel",
     "DistributedDataParallelConfig",
     "MegatronModule",
+    "ModuleSpec",
     "OptimizerConfig",
     "ProcessGroupCollection",
     "RowParallelLinear",

@@ -223,7 +223,11 @@ def test_the_directory_of_the_weights_is_made(tmp_path: Path, capsys: pytest.Cap
     path = write_plan(tmp_path, executable(problem(), colocated()))
     weights = tmp_path / "some" / "where"
     assert run_cli(capsys, path, "--steps", 1, "--save", weights)[0] == 0
-    assert sorted(p.name for p in weights.iterdir()) == ["actor.safetensors", "critic.safetensors"]
+    files = sorted(str(p.relative_to(weights)) for p in weights.rglob("*.*"))
+    assert files == [f"{m}/{f}" for m in ("actor", "critic") for f in ("config.json", "model.safetensors")]
+    code, text = run_cli(capsys, path, "--steps", 1, "--save", weights)
+    assert code == 2
+    assert f"{weights / 'actor'} exists already; give --save another directory" in text
     code, text = run_cli(capsys, path, "--steps", 1, "--save", path / "below")
     assert code == 2
     assert f"error: cannot create the directory {path / 'below'}: Not a directory" in text

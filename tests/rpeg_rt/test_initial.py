@@ -37,6 +37,7 @@ def test_equal_by_label_and_different_otherwise():
 
 def test_scales():
     assert np.array_equal(initial_tensor(0, "a", "model.norm.weight", (4,)), np.ones(4))
+    assert np.array_equal(initial_tensor(0, "a", "model.norm.weight", (4,), unit_offset=True), np.zeros(4))
     assert np.array_equal(initial_tensor(0, "a", "x.q_proj.bias", (4,)), np.zeros(4))
     w = initial_tensor(0, "a", "model.layers.0.mlp.down_proj.weight", (300, 401))
     assert abs(w.std() * np.sqrt(401) - 1) < 0.01

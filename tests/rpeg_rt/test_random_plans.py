@@ -164,7 +164,7 @@ def outcome(directory: Path, made: Problem, plan: dict[str, Placement]) -> tuple
     assert rpegc([str(directory / "problem.json"), "--search", "none", "-q", "-o", str(path)]) == 0
     metrics = directory / "metrics.jsonl"
     execute(path, Settings(metrics=metrics, save=directory), lambda *_: None)
-    weights = {m: load_file(directory / f"{m}.safetensors") for m in made.graph.trainable}
+    weights = {m: load_file(directory / m / "model.safetensors") for m in made.graph.trainable}
     return [json.loads(line) for line in metrics.read_text().splitlines()], weights
 
 

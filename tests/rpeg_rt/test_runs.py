@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from ir_schema.problem import Placement, Problem, Workload
+from rpeg_rt.checkpoints import saved_name
 from rpeg_rt.data.prompts import Prompt
 from rpeg_rt.run import Settings, execute
 from rpeg_rt.verify import verify_file
@@ -191,11 +192,11 @@ def check(
     assert made.run is not None
     farthest = made.run.optimizer.learning_rate * steps * updates
     for model in ("actor", "critic"):
-        saved = load_file(directory / f"{model}.safetensors")
-        assert saved.keys() == weights[model].keys()
+        saved = load_file(directory / model / "model.safetensors")
+        wanted = {saved_name(tensor): values for tensor, values in weights[model].items()}
+        assert saved.keys() == wanted.keys()
         for tensor, values in saved.items():
-            want_values = weights[model][tensor].detach()
-            assert torch.allclose(values, want_values, rtol=0, atol=1e-4 * farthest), tensor
+            assert torch.allclose(values, wanted[tensor].detach(), rtol=0, atol=1e-4 * farthest), tensor
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -175,8 +175,6 @@ def test_what_is_missing_is_said() -> None:
     assert "1.0 GiB are available" in text
     assert "`run` section" in missing(replace(problem(), run=None), colocated())
     made = problem()
-    saved = replace(made.models["actor"], checkpoint="some/directory")
-    assert "`actor`" in missing(replace(made, models=made.models | {"actor": saved}), colocated())
     odd = replace(made.models["actor"], activation="gelu")
     text = missing(replace(made, models=made.models | {"actor": odd}), colocated())
     assert "vertex `actor_gen`, model `actor`" in text

@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 
-import rpeg_rt.engine.model
+import rpeg_rt.engine.blocks
 from rpeg_rt.engine.alignment import align
 from rpeg_rt.engine.pipeline import Sender
 from tests.rpeg_rt.engine import harness
@@ -22,7 +22,7 @@ def train(shape):
         return None
     engine = harness.engine(SPEC, groups, trainable=OPTIMIZER)
     runs = []
-    attention = rpeg_rt.engine.model.CausalAttention
+    attention = rpeg_rt.engine.blocks.CausalAttention
     original = attention.forward
     attention.forward = lambda self, q, *a, **k: (runs.append(q.requires_grad), original(self, q, *a, **k))[1]
     try:
@@ -39,7 +39,7 @@ def train(shape):
 @pytest.mark.parametrize("shape", [layout(1, 1, 1), layout(1, 2, 1), layout(1, 1, 2)], ids=str)
 def test_recomputation_changes_no_bit(shape, monkeypatch):
     recomputed = harness.launch(shape.gpus, lambda _: train(shape))
-    monkeypatch.setattr(rpeg_rt.engine.model, "checkpoint", lambda run, hidden, **_: run(hidden))
+    monkeypatch.setattr(rpeg_rt.engine.blocks, "checkpoint", lambda run, hidden, **_: run(hidden))
     kept = harness.launch(shape.gpus, lambda _: train(shape))
     layers = SPEC.layers // shape.pipeline_parallel
     for a, b in zip(recomputed, kept, strict=True):

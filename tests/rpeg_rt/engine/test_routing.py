@@ -6,7 +6,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from ir_schema.model import Experts, ModelSpec
+from ir_schema.model import Experts, ModelSpec, RopeScaling
 from ir_schema.problem import Layout, Workload
 from rpeg_rt.engine import (
     canonical_shapes,
@@ -156,10 +156,12 @@ def test_a_reversed_rank_keeps_its_replica_and_tensor_index(layout):
     ("changes", "words"),
     [
         ({"experts": Experts(routed=4, top_k=1, ffn=8)}, "mixture-of-experts"),
-        ({"family": "gemma2"}, "family"),
+        ({"family": "falcon"}, "family"),
         ({"activation": "gelu"}, "activation gelu"),
         ({"mlp_bias": True}, "biases in the feed-forward"),
-        ({"sliding_window": 16}, "sliding-window"),
+        ({"rotary_fraction": 0.5}, "part of a head"),
+        ({"rope_scaling": RopeScaling(kind="dynamic", factor=2.0)}, "scaling dynamic"),
+        ({"rope_scaling": RopeScaling(kind="yarn", factor=2.0)}, "without `original_positions`"),
         ({"layers": 3}, "3 layers do not divide into 2 pipeline stages"),
         ({"attention_heads": 3, "kv_heads": 1, "head_dim": 4}, "3 attention heads do not divide over 2"),
         ({"ffn": 13}, "feed-forward width 13"),

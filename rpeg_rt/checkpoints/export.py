@@ -1,0 +1,58 @@
+"""The checkpoint of a trained model: laid out by the controller, filled in place by the workers."""
+
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ir_schema.model import ModelSpec
+from ir_schema.problem import Problem
+from rpeg_rt.checkpoints import saved_name
+from rpeg_rt.checkpoints.config import CLASSES, family_of, written
+from rpeg_rt.checkpoints.directory import lay_out_tensors, write_json
+from rpeg_rt.engine.architecture import canonical_shapes
+from rpeg_rt.failure import FileError
+from rpeg_rt.files import make_directory
+
+
+def unwritable(problem: Problem) -> list[str]:
+    """Why trained models cannot be exported; empty where all can."""
+    found = []
+    for name in problem.graph.trainable:
+        family, lacking = family_of(problem.models[name])
+        if family is None:
+            what = "; ".join(f"`{key}` = {ours}, not {theirs}" for key, ours, theirs in lacking)
+            found.append(
+                f"model `{name}` cannot be saved: no family of {', '.join(CLASSES)} describes it ({what}); "
+                "run without --save or change the model"
+            )
+    return found
+
+
+def make_room(directory: Path, models: Iterable[str]) -> None:
+    """Make the directory that checkpoints of `models` will be written into. Raises FileError, also where one
+    of them would replace what is there."""
+    make_directory(directory)
+    for name in models:
+        place = directory / name
+        if place.exists() and not (place.is_dir() and not any(place.iterdir())):
+            raise FileError(f"{place} exists already; give --save another directory, or remove it")
+
+
+@contextmanager
+def new_checkpoint(directory: Path, spec: ModelSpec, precision: str, eos: int | None) -> Iterator[Path]:
+    """A checkpoint of the model with zeros for weights, to be filled; it is at `directory` when that is done,
+    and until then where this says. Raises FileError."""
+    family, _ = family_of(spec)
+    assert family is not None, "refused before the start"
+    part = directory.with_name(f".{directory.name}.part")
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        write_json(part / "config.json", written(spec, family, precision, eos))
+        shapes = {saved_name(name): shape for name, shape in canonical_shapes(spec).items()}
+        lay_out_tensors(part, shapes, precision)
+        yield part
+        part.replace(directory)
+    except OSError as exc:
+        raise FileError(f"cannot write the checkpoint {directory}: {exc.strerror}") from exc

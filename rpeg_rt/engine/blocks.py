@@ -1,0 +1,149 @@
+"""What is put into the slots of Megatron-Core's transformer layers: norms, attention, residuals, heads."""
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from rpeg_rt.engine.attention import Attention
+from rpeg_rt.engine.shim import TransformerLayer, attention, device, mappings
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+"""By the names of published configs."""
+
+
+class RMSNorm(torch.nn.Module):
+    """x / rms(x) * weight, computed in at least float32.
+
+    `weight` is stored as its difference from 1 where the configuration says so.
+    """
+
+    def __init__(self, config: Any, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.eps, self._offset = eps, config.layernorm_zero_centered_gamma
+        self.weight = torch.nn.Parameter(torch.empty(hidden_size, dtype=config.params_dtype, device=device()))
+
+    def factors(self) -> Tensor:
+        """What normalised values are multiplied by: in the wider type if that is not what is stored."""
+        if not self._offset:
+            return self.weight
+        return 1 + self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return rms_norm(x, self.factors(), self.eps)
+
+
+def rms_norm(x: Tensor, factors: Tensor, eps: float) -> Tensor:
+    """Root-mean-square normalisation of the last dimension, in at least float32, times `factors` in their own
+    type; the result has the type of `x`."""
+    if x.dtype in (torch.float32, torch.float64):
+        return F.rms_norm(x, factors.shape, factors, eps)
+    return (F.rms_norm(x.float(), factors.shape, None, eps).to(factors.dtype) * factors).to(x.dtype)
+
+
+class CausalAttention(torch.nn.Module):
+    """Megatron's core attention slot: [s, b, heads, d] to [s, b, heads * d], causal.
+
+    `kind` is set by the model once the slot is filled: Megatron does not say of which layer it is.
+    """
+
+    kind: Attention
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__()
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Attention over earlier positions; key and value may have fewer heads than query."""
+        out = self.kind.causal(*(t.permute(1, 2, 0, 3) for t in (query, key, value)))
+        return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
+
+
+class NormThenAdd(torch.nn.Module):
+    """Megatron's slot for adding the output of attention or feed-forward to the residual: it is normalised
+    before."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.norm = RMSNorm(config, config.hidden_size, config.layernorm_epsilon)
+
+    def forward(self, *_: Any) -> Callable[..., Tensor]:
+        """The function of (output with bias, residual, dropout) that adds."""
+        return lambda output, residual, _: residual + self.norm(output[0])
+
+
+class SelfAttention(attention.SelfAttention):  # type: ignore[misc]
+    """Megatron's self-attention where tensor ranks outnumber key/value heads.
+
+    Megatron then gathers the projections over the global tensor-parallel group and asks for its global
+    rank; both answers are given from this model's own group.
+    """
+
+    def get_query_key_value_tensors(self, *args: Any, **kwargs: Any) -> Any:
+        """Query, key and value heads of this rank."""
+        if self.config.num_query_groups >= self.world_size:
+            return super().get_query_key_value_tensors(*args, **kwargs)
+        group = self.pg_collection.tp
+        names = ("all_gather_last_dim_from_tensor_parallel_region", "get_tensor_model_parallel_rank")
+        saved = {name: getattr(attention, name) for name in names}
+        setattr(attention, names[0], lambda x: getattr(mappings, names[0])(x, group=group))
+        setattr(attention, names[1], group.rank)
+        try:
+            return super().get_query_key_value_tensors(*args, **kwargs)
+        finally:
+            for name, function in saved.items():
+                setattr(attention, name, function)
+
+
+class Layer(TransformerLayer):  # type: ignore[misc]
+    """Megatron's transformer layer, of which the backward pass keeps the input alone and runs it again."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Megatron's own would record gradients of what is added even where they are switched off.
+        self.bias_dropout_add_exec_handler = contextlib.nullcontext
+        self.rotary: Tensor
+
+    def attend_as(self, kind: Attention) -> None:
+        """Attend as `kind` says, with rotation angles [positions, 1, 1, d_h] for Megatron's rotation."""
+        self.self_attention.core_attention.kind = kind
+        self.rotary = kind.angles[:, None, None, :]
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
+        """Hidden states [s, b, h] to [s, b, h]; the second result is Megatron's unused context."""
+
+        kwargs["rotary_pos_emb"] = self.rotary[: hidden_states.size(0)]
+
+        def run(hidden: Tensor) -> Tensor:
+            output: Tensor = super(Layer, self).forward(hidden, **kwargs)[0]
+            return output
+
+        if not torch.is_grad_enabled():
+            return run(hidden_states), None
+        # There is no dropout, so the second run needs no random state of the first.
+        return checkpoint(run, hidden_states, use_reentrant=True, preserve_rng_state=False), None
+
+
+class ScalarHead(torch.nn.Module):
+    """Projection of hidden states to one number; replicated over tensor ranks."""
+
+    def __init__(self, hidden: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(1, hidden, dtype=dtype, device=device()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., hidden] to [...]."""
+        return F.linear(x, self.weight).squeeze(-1)
+
+
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """c * tanh(logits / c) for a softcap c."""
+    return logits if softcap is None else softcap * (logits / softcap).tanh()
