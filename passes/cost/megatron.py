@@ -21,7 +21,7 @@ from passes.analysis import Analysis
 from passes.cost import parameters
 from passes.cost.base import ClosedForm, CostModel, FusedCost, Parts, ShapeBytes
 from passes.cost.lengths import DecodePhase, decode_phases, microbatch_lengths
-from passes.cost.megatron_compute import Compute, Work, expert_copies, sequence_parallel, stage_kinds
+from passes.cost.megatron_compute import Compute, Real, Work, expert_copies, sequence_parallel, stage_kinds
 from passes.cost.megatron_memory import added, optimizer_share, state_width, weight_bytes
 from passes.cost.megatron_network import Network
 from passes.cost.megatron_residency import Residency
@@ -120,13 +120,12 @@ class MegatronCost(CostModel):
         return {name: updates * seconds for name, seconds in parts.items()}
 
     def _prefill(self, vertex: Vertex, p: Placement) -> Parts:
-        length = np.array([float(self.workload.prompt_length)])
-        return self._token_pass(vertex, p, 1.0, Work(0.0, length, np.ones(1)))
+        return self._token_pass(vertex, p, 1.0, Work(0.0, float(self.workload.prompt_length), 1.0))
 
     def _decode(self, vertex: Vertex, p: Placement, phase: DecodePhase) -> Parts:
         """All one-token steps of a phase, each through the whole pipeline."""
-        context = np.array([self.workload.prompt_length + phase.position])
-        step = self._token_pass(vertex, p, phase.alive, Work(0.0, np.ones(1), np.ones(1), context))
+        context = self.workload.prompt_length + phase.position
+        step = self._token_pass(vertex, p, phase.alive, Work(0.0, 1.0, 1.0, context))
         if p.pipeline_parallel > 1:
             # The last stage tells the first what it sampled.
             step["pp"] += p.waves * self.network.pipeline_step(p.layout, 4.0)
@@ -138,8 +137,8 @@ class MegatronCost(CostModel):
         local = alive * self.workload.sequences / (p.data_parallel * p.waves)
         mb = max(1, min(p.microbatches, math.floor(local)))
         work = work._replace(sequences=local / mb)
-        tokens = work.sequences * float(work.tokens[0])
-        gemm = mb * float(self.compute.busiest_stage(m, layout, work, _FORWARD, decoding=True)[0])
+        tokens = work.sequences * float(work.tokens)
+        gemm = mb * float(self.compute.busiest_stage(m, layout, work, _FORWARD, decoding=True))
         parts = {"gemm": gemm, "bubble": gemm * (stages - 1) / mb}
         parts["tp"] = mb * self._tensor_parallel(m, layout, tokens, work.sequences, sampling=True)
         if p.expert_parallel > 1:
@@ -198,7 +197,7 @@ class MegatronCost(CostModel):
     def _expert_parallel(self, m: ModelSpec, layout: Layout, tokens: float, *, decoding: bool) -> float:
         """One all-to-all in every layer with experts of the stage that has most of them."""
         spread = layout.tensor_parallel if sequence_parallel(m, layout, decoding=decoding) else 1
-        copies = float(expert_copies(m, np.array([tokens / (layout.context_parallel * spread)]))[0])
+        copies = float(expert_copies(m, tokens / (layout.context_parallel * spread)))
         layers = max(sum(n for (_, moe), n in s if moe) for s in stage_kinds(m, layout.pipeline_parallel))
         return layers * self.network.expert_all_to_all(layout, copies * m.hidden * m.bytes_per_parameter)
 
@@ -306,5 +305,5 @@ def _reductions(m: ModelSpec) -> int:
     return sum(2 if shared or not parameters.has_experts(m, layer) else 1 for layer in range(m.layers))
 
 
-def _mean(values: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> float:
-    return math.fsum(values.tolist()) / len(values)
+def _mean(values: Real) -> float:
+    return values if isinstance(values, float) else math.fsum(values.tolist()) / len(values)

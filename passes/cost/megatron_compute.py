@@ -2,7 +2,7 @@
 
 A kernel takes the longest of its arithmetic, its memory traffic and the shortest time a kernel takes; the
 arithmetic runs at F_peak * rows/(rows + gamma_M) * w/(w + gamma_K), w the narrower side of the weight. All
-functions take arrays: one entry per microbatch.
+functions take arrays, one entry per microbatch, or plain numbers where microbatches are alike.
 """
 
 from collections import Counter
@@ -19,21 +19,31 @@ from ir_schema.problem import Layout
 from passes.cost.parameters import attention_shape, has_experts, stage_layers
 
 Array = NDArray[np.float64]
+Real = float | Array
 Kind = tuple[bool, bool]
 """Whether a layer attends to everything, and whether it holds experts."""
 
 
 class Work(NamedTuple):
-    """What one replica pushes through a stage at once; every entry of the arrays is one microbatch.
+    """What one replica pushes through a stage at once: one entry per microbatch, or a number for all.
 
     `sequences` of `tokens` new tokens each, `heads` of which reach the head; `context` is the number of
     earlier tokens that every new one attends to (a decode step), or None for a causal pass.
     """
 
     sequences: float
-    tokens: Array
-    heads: Array
-    context: Array | None = None
+    tokens: Real
+    heads: Real
+    context: Real | None = None
+
+
+def _larger(a: Real, b: Real) -> Real:
+    # Most calls are about one number, for which NumPy takes many times as long.
+    return max(a, b) if isinstance(a, float) and isinstance(b, float) else np.maximum(a, b)
+
+
+def _smaller(a: Real, b: Real) -> Real:
+    return min(a, b) if isinstance(a, float) and isinstance(b, float) else np.minimum(a, b)
 
 
 @lru_cache(maxsize=4096)
@@ -98,25 +108,25 @@ class Compute:
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
 
-    def product(self, rows: Array, columns: int, inner: int, width: int) -> Array:
+    def product(self, rows: Real, columns: int, inner: int, width: int) -> Real:
         """[rows, inner] times [inner, columns], `width` bytes per element."""
-        return np.maximum(self._product(rows, columns, inner, width), self.hardware.kernel_seconds)
+        return _larger(self._product(rows, columns, inner, width), self.hardware.kernel_seconds)
 
-    def _product(self, rows: Array, columns: int, inner: int, width: int) -> Array:
+    def _product(self, rows: Real, columns: int, inner: int, width: int) -> Real:
         """A product as a part of a larger kernel."""
         h = self.hardware
         narrow = min(columns, inner)
         rate = h.peak_flops * rows / (rows + h.gamma_M) * narrow / (narrow + h.gamma_K)
         arithmetic = 2.0 * rows * columns * inner / rate
         traffic = width * (rows * inner + float(columns) * inner + rows * columns) / h.memory_bandwidth
-        return np.maximum(arithmetic, traffic)
+        return _larger(arithmetic, traffic)
 
-    def attention(self, spec: ModelSpec, kind: Kind, layout: Layout, work: Work) -> Array:
+    def attention(self, spec: ModelSpec, kind: Kind, layout: Layout, work: Work) -> Real:
         """Scores and values of one layer; a causal pass counts half of the square."""
         h, s, decoding = self.hardware, spec.bytes_per_parameter, work.context is not None
         window = None if kind[0] else spec.sliding_window
         if work.context is not None:
-            reach = work.context if window is None else np.minimum(work.context, float(window))
+            reach = work.context if window is None else _smaller(work.context, float(window))
             pairs = work.sequences * reach
         else:
             pairs = work.sequences * causal_pairs(work.tokens, window) / layout.context_parallel
@@ -134,24 +144,24 @@ class Compute:
             stored = pairs if decoding else rows
             elements = 2 * (stored * shape.kv_heads + rows * shape.heads) * shape.width
         arithmetic, traffic = flops / h.peak_flops, elements * s / h.memory_bandwidth
-        return np.maximum(np.maximum(arithmetic, traffic), h.kernel_seconds)
+        return _larger(_larger(arithmetic, traffic), h.kernel_seconds)
 
-    def experts(self, spec: ModelSpec, layout: Layout, rows: Array) -> Array:
+    def experts(self, spec: ModelSpec, layout: Layout, rows: Real) -> Real:
         """The routed experts of one layer under balanced routing, `rows` tokens entering on this GPU: two
         grouped products, one kernel each for all local experts."""
         assert spec.experts is not None
         e = spec.experts
         copies = expert_copies(spec, rows)
         local = -(-e.routed // layout.expert_parallel)
-        touched = np.minimum(copies, 1.0) if local == 1 else local * (1.0 - (1.0 - 1.0 / local) ** copies)
+        touched = _smaller(copies, 1.0) if local == 1 else local * (1.0 - (1.0 - 1.0 / local) ** copies)
         each = copies / touched
-        total = np.zeros_like(each)
+        total: Real = 0.0
         for columns, inner in _feed_forward(spec, e.ffn, 1):
             grouped = touched * self._product(each, columns, inner, spec.bytes_per_parameter)
-            total = total + np.maximum(grouped, self.hardware.kernel_seconds)
+            total = total + _larger(grouped, self.hardware.kernel_seconds)
         return total
 
-    def layer(self, spec: ModelSpec, kind: Kind, layout: Layout, work: Work, *, decoding: bool) -> Array:
+    def layer(self, spec: ModelSpec, kind: Kind, layout: Layout, work: Work, *, decoding: bool) -> Real:
         """One layer's forward pass."""
         rows = work.sequences * work.tokens / layout.context_parallel
         total = self.attention(spec, kind, layout, work)
@@ -166,21 +176,21 @@ class Compute:
             total = total + self.experts(spec, layout, rows / spread)
         return total
 
-    def head(self, spec: ModelSpec, layout: Layout, work: Work) -> Array:
+    def head(self, spec: ModelSpec, layout: Layout, work: Work) -> Real:
         """The heads' forward pass on the last stage."""
         rows = work.sequences * work.heads / layout.context_parallel
-        total = np.zeros_like(rows)
+        total: Real = 0.0
         if spec.has_lm_head:
             columns = padded_vocabulary(spec.vocabulary, layout.tensor_parallel) // layout.tensor_parallel
             total = total + self.product(rows, columns, spec.hidden, spec.bytes_per_parameter)
         if spec.has_scalar_head:
             traffic = rows * spec.hidden * spec.bytes_per_parameter / self.hardware.memory_bandwidth
-            total = total + np.maximum(traffic, self.hardware.kernel_seconds)
+            total = total + _larger(traffic, self.hardware.kernel_seconds)
         return total
 
     def busiest_stage(
         self, spec: ModelSpec, layout: Layout, work: Work, passes: tuple[int, int], *, decoding: bool
-    ) -> Array:
+    ) -> Real:
         """Time per microbatch of the stage that takes longest; `passes` counts forward equivalents of the
         layers and of the head."""
         stages = stage_kinds(spec, layout.pipeline_parallel)
@@ -192,26 +202,26 @@ class Compute:
         times = [_weighted(stage, layers) for stage in dict.fromkeys(stages[:-1])]
         worst = _weighted(stages[-1], layers) + head
         for time in times:
-            worst = np.maximum(worst, time)
+            worst = _larger(worst, time)
         return worst
 
 
-def _weighted(stage: Sequence[tuple[Kind, int]], layers: dict[Kind, Array]) -> Array:
+def _weighted(stage: Sequence[tuple[Kind, int]], layers: dict[Kind, Real]) -> Real:
     total = layers[stage[0][0]] * stage[0][1]
     for kind, count in stage[1:]:
         total = total + layers[kind] * count
     return total
 
 
-def causal_pairs(tokens: Array, window: int | None) -> Array:
+def causal_pairs(tokens: Real, window: int | None) -> Real:
     """Query-key pairs of one sequence: half the square, or what a sliding window leaves of it."""
     if window is None:
         return tokens * tokens / 2.0
-    inside = np.minimum(tokens, float(window))
+    inside = _smaller(tokens, float(window))
     return inside * inside / 2.0 + (tokens - inside) * window
 
 
-def expert_copies(spec: ModelSpec, rows: Array) -> Array:
+def expert_copies(spec: ModelSpec, rows: Real) -> Real:
     """Token copies that the experts of one GPU receive when `rows` tokens enter on each GPU."""
     assert spec.experts is not None
     return rows * spec.experts.top_k * spec.experts.skew
