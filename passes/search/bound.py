@@ -25,7 +25,7 @@ PARTIAL_PLANS = 5_000
 AT_ONCE = 512
 """About so many partial plans are made and bounded at once."""
 
-PLANS = 16
+PLANS = 6
 """So many partial plans are completed to plans."""
 
 _Partial = tuple[int, int, int, Tree, Ints]

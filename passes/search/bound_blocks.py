@@ -18,7 +18,7 @@ EMPTY: Tree = (0, ())
 Footprint = tuple[int, ...]
 """Levels of blocks, the largest first."""
 
-MOST_BLOCKS = 4
+MOST_BLOCKS = 2
 
 
 class Blocks:

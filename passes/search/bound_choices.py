@@ -23,6 +23,9 @@ work on each GPU; `GRID`ths of a GPU's memory held throughout, and beside that w
 
 COLUMNS = 8
 GRID = 256
+DIGITS = 12
+"""Binary digits of times."""
+
 LARGEST = 1 << 60
 
 Ints = NDArray[np.int64]
@@ -57,9 +60,12 @@ class Choices:
             (p.layout.gpus, places[p.layout.gpus], *self._times(vertex, p, whole), *self._bytes(vertex, p))
             for p, whole in (known | others).items()
         ]
-        kept = _least(np.array(rows, dtype=np.int64))
-        placement = dict(zip(reversed(rows), reversed([*known, *others]), strict=True))
-        return kept, [placement[tuple(row)] for row in kept.tolist()]
+        numbers = np.array(rows, dtype=np.int64)
+        numbers[:, TIME : LOAD + 1] = _coarse(numbers[:, TIME : LOAD + 1])
+        placements = [*known, *others]
+        first = {tuple(row): p for row, p in zip(numbers[::-1].tolist(), placements[::-1], strict=True)}
+        kept = _least(numbers)
+        return kept, [first[tuple(row)] for row in kept.tolist()]
 
     def of_host(self, vertex: Vertex) -> Ints:
         """The one choice of a host vertex, (1, COLUMNS): time, and nothing on a GPU."""
@@ -141,6 +147,13 @@ def _unlisted(listed: Iterable[Placement], also: Iterable[Placement]) -> Iterato
         for w in range(min(known, default=1), last + 1):
             if w not in known:
                 yield msgspec.structs.replace(one, waves=w)
+
+
+def _coarse(times: Ints) -> Ints:
+    """`times` rounded down to `DIGITS` binary digits, so that fewer differ in ways that do not matter."""
+    shift = np.maximum(np.frexp(times.astype(np.float64))[1].astype(np.int64) - DIGITS, 0)
+    coarse: Ints = times >> shift << shift
+    return coarse
 
 
 def _least(rows: Ints) -> Ints:
