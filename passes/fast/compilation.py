@@ -1,8 +1,7 @@
-"""How kernels are compiled: ahead of their first call never, and once for all processes where that can be
-kept."""
+"""How kernels are compiled: when first called, and once for all processes where that can be kept."""
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from numba import njit
 
@@ -19,3 +18,9 @@ def compiled(function: Kernel) -> Kernel:
         return cast(Kernel, njit(cache=True, nogil=True)(function))
     except RuntimeError:
         return cast(Kernel, njit(nogil=True)(function))
+
+
+def part(function: Kernel) -> Kernel:
+    """`function` for kernels in its file to call: nothing of it is needed outside their machine code."""
+    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return cast(Kernel, njit(nogil=True, **options)(function))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from passes.fast.compilation import compiled
+from passes.fast.compilation import compiled, part
 from passes.fast.tables import GENERATION, INFERENCE, TRAINING, WANTED, Graph, Ints, Links, Shapes
 
 OP, PHASE, LAST = 1, 2, 4  # flags of a node: an Op; a phase of a split generation, its last one
@@ -64,12 +64,12 @@ def space_for(graph: Graph, plans: int) -> Lowered:
     )
 
 
-@compiled
+@part
 def _overlap(a: int, n: int, b: int, m: int) -> int:
     return max(0, min(a + n, b + m) - max(a, b))
 
 
-@compiled
+@part
 def _joint_tier(node: int, rack: int, a: int, n: int, b: int, m: int) -> int:
     """The slowest tier that allocations of n GPUs from a and m GPUs from b span together."""
     if max(n, m) > rack or a // rack != b // rack:
@@ -77,7 +77,7 @@ def _joint_tier(node: int, rack: int, a: int, n: int, b: int, m: int) -> int:
     return 1 if max(n, m) > node or a // node != b // node else 0
 
 
-@compiled
+@part
 def _transfer_ns(links: Links, tier: int, payload: float, source_gpus: int, target_gpus: int) -> int:
     """A payload between two allocations whose union spans `tier`."""
     seconds = 0.0 + links.alpha[tier]
@@ -85,7 +85,7 @@ def _transfer_ns(links: Links, tier: int, payload: float, source_gpus: int, targ
     return int(np.rint(seconds * 1e9))
 
 
-@compiled
+@part
 def _publish_ns(
     links: Links, tier: int, total: int, shard: float, source_gpus: int, target_gpus: int, shared: int
 ) -> int:
@@ -101,7 +101,7 @@ def _publish_ns(
     return int(np.rint(seconds * 1e9))
 
 
-@compiled
+@part
 def _reshard_ns(links: Links, tier: int, total: int, shard: float, gpus: int, same_layout: bool) -> int:
     """Weights from one layout to another on one allocation."""
     if same_layout or gpus == 1:

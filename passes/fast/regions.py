@@ -7,14 +7,14 @@ into pieces with equal contents.
 import numpy as np
 from numpy.typing import NDArray
 
-from passes.fast.compilation import compiled
+from passes.fast.compilation import compiled, part
 from passes.fast.tables import TRAINING, Contents, Ints, Shapes
 
 FUSED, MISSING = 3, 4  # columns of passes.fast.lowering.Lowered.counts
 WEIGHTS = 2  # the part of a transient under `paper` that is not there where weights are resident
 
 
-@compiled
+@part
 def _meetings(contents: Contents, shapes: Shapes, row: Ints, masks: Ints, sizes: Ints, borders: Ints) -> int:
     """Every set of places that meet on some GPU, as bits, with the number of GPUs they share, into `masks`
     and `sizes`; returns how many there are. `borders` is scratch of 2 V + 2."""
@@ -47,14 +47,14 @@ def _meetings(contents: Contents, shapes: Shapes, row: Ints, masks: Ints, sizes:
     return found
 
 
-@compiled
+@part
 def _same(shapes: Shapes, row: Ints, p: int, q: int) -> bool:
     """Whether two places have one allocation and layout."""
     same = row[p, 1] == row[q, 1] and shapes.gpus[p, row[p, 0]] == shapes.gpus[q, row[q, 0]]
     return bool(same and shapes.layout[p, row[p, 0]] == shapes.layout[q, row[q, 0]])
 
 
-@compiled
+@part
 def _apart(shapes: Shapes, row: Ints, p: int, q: int) -> bool:
     """Whether two places share no GPU."""
     a, b = row[p, 1], row[q, 1]
@@ -179,7 +179,7 @@ def peaks(contents: Contents, shapes: Shapes, rows: Ints, counts: Ints, handover
         out[i] = np.int64(peak)
 
 
-@compiled
+@part
 def _mixed(h: np.uint64, value: np.uint64) -> np.uint64:
     """`h` with `value` mixed in (the finaliser of MurmurHash3)."""
     h = (h ^ value) * np.uint64(0xFF51AFD7ED558CCD)
