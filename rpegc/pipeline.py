@@ -42,8 +42,8 @@ _CHAIN = "verify,search{{{search}}},unroll,lower,cost,schedule,assemble"
 NAMED = {
     "O0": _CHAIN.format(search="method=greedy"),
     "O1": _CHAIN.format(search="method=concurrent"),
-    "O2": _CHAIN.format(search="method=sa,budget=6000"),
-    "O3": _CHAIN.format(search="method=sa,budget=60000"),
+    "O2": _CHAIN.format(search="method=auto,budget=40000"),
+    "O3": _CHAIN.format(search="method=auto,budget=400000"),
 }
 
 

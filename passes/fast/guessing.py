@@ -14,7 +14,7 @@ from passes.fast.compilation import compiled
 from passes.fast.tables import Flags, Floats, Ints
 
 NEVER = 1 << 61
-EXCESS = 20.0  # how much a guess grows with the share of memory that is missing
+STEP, EXCESS = 0.1, 20.0  # how much a guess grows where memory is missing, and with its share
 UNRELATED, SAME, DISJOINT, SAME_OR_DISJOINT = range(4)
 
 
@@ -32,15 +32,16 @@ class Shapes(NamedTuple):
 
 class Terms(NamedTuple):
     """What else a guess depends on: places in topological `order`; `before`[u, v], whether v reads what u
-    makes; K_eval `steps`, of which the longest path may hide behind `overlap`; the memory `limit` [bytes];
-    whose weights do not stay: those of `guests`, and where they share GPUs with their `trainer` (-1: none);
-    and whether utilisation counts (`efficiency`) on how many `gpus`."""
+    makes; K_eval `steps`, of which the longest path may hide behind `overlap`; the memory `limit` [bytes] and
+    how strictly it is kept; whose weights do not stay: those of `guests`, and where they share GPUs with
+    their `trainer` (-1: none); and whether utilisation counts (`efficiency`) on how many `gpus`."""
 
     order: Ints
     before: Flags
     steps: int
     overlap: int
     limit: float
+    strictness: float
     guests: Flags
     trainer: Ints
     efficiency: bool
@@ -103,7 +104,7 @@ def _judge(shapes: Shapes, terms: Terms, row: Ints, finish: Ints) -> tuple[int, 
     if terms.efficiency:
         guess /= np.sqrt(min(1.0, terms.steps * work / (terms.gpus * max(guess, 1.0))))
     if fullest > terms.limit:
-        guess *= 1 + EXCESS * (fullest / terms.limit - 1)
+        guess *= 1 + terms.strictness * (STEP + EXCESS * (fullest / terms.limit - 1))
     return terms.steps * bound, guess
 
 

@@ -18,6 +18,7 @@ from passes.search.exact import enumerable, enumerate_all, with_every_wave
 from passes.search.ledger import Found, Ledger, OutOfBudget
 from passes.search.neighbours import Neighbours
 from passes.search.polish import best_of, polish
+from passes.search.proof import prove
 from passes.search.settings import Settings
 from passes.search.sketch import Sketch
 from passes.search.space import Block, Space
@@ -27,6 +28,7 @@ SKETCHED = 128
 DESCENTS = 2
 PROMISING = 64
 PATIENCE = 10_000
+INSISTENCE = 4
 ROUNDS = 3
 POLISHING = 0.2
 
@@ -41,23 +43,40 @@ class Walk:
         self.rng = random.Random(f"{settings.seed}/{space.index}")
         self.neighbours = Neighbours(space)
         self.sketch = Sketch(space)
+        self.suggested: list[Row] = []
         self.optimum: Found | None = None
         self.patience = max(3, min(60, settings.evaluations // PATIENCE))
         self._seen: set[bytes] = set()
 
-    def start_from(self, row: Row) -> None:
-        """Descend from this plan next."""
-        self.starts.insert(0, self.ledger.evaluate_one(self.space, row))
+    @property
+    def fits(self) -> bool:
+        """Whether a plan that fits in memory was found."""
+        return self.optimum is not None and self.optimum.evaluation.feasible
+
+    def start_from(self, found: Found) -> None:
+        """Descend next from this plan of another structure, if it is made of candidates."""
+        if found.space.vertices != self.space.vertices:
+            return
+        row = self.space.evaluator.row(found.plan)
+        known = (row[v, 0] in o.numbers for v, o in enumerate(self.space.options))
+        if all(known) and self.space.allows(row[None])[0]:
+            self.starts.insert(0, self.ledger.evaluate_one(self.space, row))
 
     def run(self) -> str:
         """Search until the ledger says stop (OutOfBudget), or until sketches lead nowhere new."""
         stale = 0
-        while stale < self.patience:
+        while stale < self.patience * (1 if self.fits else INSISTENCE):
             before = self.optimum
             for found in [*self.starts[:DESCENTS], *self._sketched()]:
                 self._descend(found)
             self.starts.clear()
+            if self.suggested:
+                rows = np.array(self.suggested)
+                self.suggested = []
+                self.starts += self._best(rows[self.space.allows(rows)], DESCENTS)
             stale = stale + 1 if self.optimum is before else 0
+            if not self.fits:
+                self.space.guess.be_stricter()
         return "exhausted"
 
     def _sketched(self) -> list[Found]:
@@ -72,7 +91,7 @@ class Walk:
         self.ledger.end_round()
         chosen: list[Found] = []
         names: set[bytes] = set()
-        for i in np.argsort(-self.ledger.values(figures), kind="stable"):
+        for i in np.lexsort((-self.ledger.values(figures), ~self.ledger.fits(figures))):
             name = keys[i].tobytes()
             if name not in self._seen and name not in names:
                 names.add(name)
@@ -87,7 +106,7 @@ class Walk:
         better: Found | None = found
         while better is not None:
             found = better
-            if self.optimum is None or self.ledger.value(found) > self.ledger.value(self.optimum):
+            if self.optimum is None or self.ledger.merit(found) > self.ledger.merit(self.optimum):
                 self.optimum = found
             name = self.space.evaluator.keys(found.row[None])[0].tobytes()
             if name in self._seen:
@@ -128,41 +147,48 @@ class Auto:
         self, spaces: list[Space], starts: list[list[Found]], ledger: Ledger, settings: Settings
     ) -> None:
         self.spaces = spaces
+        self.starts = starts
         self.ledger = ledger
         self.settings = settings
-        self.walks = [
-            Walk(space, found, ledger, settings) for space, found in zip(spaces, starts, strict=True)
-        ]
 
     def run(self) -> str:
         """Search. Returns why it ended: exhausted, budget, time_limit or interrupted."""
         try:
-            return self._enumerate() if enumerable(self.spaces) else self._compete()
+            if enumerable(self.spaces):
+                waving = [with_every_wave(space) for space in self.spaces]
+                enumerate_all(waving if enumerable(waving) else self.spaces, self.ledger)
+                self.ledger.lower_bound_ns = self.ledger.fastest_ns
+                self.ledger.proven = True
+                return "exhausted"
+            return self._compete()
         except OutOfBudget as stop:
             self.ledger.end_round()
             return stop.reason
 
-    def _enumerate(self) -> str:
-        """Every plan."""
-        waving = [with_every_wave(space) for space in self.spaces]
-        enumerate_all(waving if enumerable(waving) else self.spaces, self.ledger)
-        self.ledger.proven = True
-        return "exhausted"
-
     def _compete(self) -> str:
-        budget, walks = self.settings.evaluations, self.walks
-        reserve = int(POLISHING * max(0, budget - self.ledger.evaluations))
+        ledger, budget = self.ledger, self.settings.evaluations
+        reserve = int(POLISHING * max(0, budget - ledger.evaluations))
+        walks = [
+            Walk(space, found, ledger, self.settings)
+            for space, found in zip(self.spaces, self.starts, strict=True)
+        ]
+        everything = list(walks)
         for i in range(ROUNDS):
             for j, walk in enumerate(walks):
-                rest = max(0, budget - self.ledger.evaluations - reserve)
+                rest = max(0, budget - ledger.evaluations - reserve)
                 share = 1 / (len(walks) - j) / (ROUNDS - i)
                 self._run(walk, int(share * rest), share)
-            walks = self._better_half(walks)
-        self.ledger.allow(max(0, budget - self.ledger.evaluations))
-        best = self.ledger.best or self.ledger.nearest
+            walks = self._better_half(self._bounded(walks) if i == 0 else walks)
+            if not walks:
+                break
+        ledger.allow(max(0, budget - ledger.evaluations))
+        best = ledger.best or ledger.nearest
         assert best is not None, "something was evaluated"
-        winner = next(w for w in self.walks if w.space is best.space)
-        winner.starts.insert(0, polish(self.ledger, winner.neighbours, best))
+        if not walks and best.evaluation.feasible:
+            ledger.proven = True
+            return "exhausted"
+        winner = next(w for w in everything if w.space is best.space)
+        winner.starts.insert(0, polish(ledger, winner.neighbours, best))
         return winner.run()
 
     def _run(self, walk: Walk, evaluations: int, share_of_time: float) -> None:
@@ -170,17 +196,25 @@ class Auto:
         self.ledger.allow(evaluations, share_of_time=share_of_time)
         try:
             best = self.ledger.best
-            if (
-                best is not None
-                and best.space is not walk.space
-                and best.space.vertices == walk.space.vertices
-            ):
-                walk.start_from(walk.space.evaluator.row(best.plan))
+            if best is not None and best.space is not walk.space:
+                walk.start_from(best)
             walk.run()
         except OutOfBudget as stop:
             self.ledger.end_round()
             if stop.reason == "interrupted" or self.ledger.late:
                 raise
+
+    def _bounded(self, walks: list[Walk]) -> list[Walk]:
+        """Those of `walks` in whose structures there may be a plan better than the best one found; the plans
+        that come closest to their bounds are their next starts."""
+        self.ledger.allow(None)
+        given = {space.index: found for space, found in zip(self.spaces, self.starts, strict=True)}
+        bounds = prove(self.spaces, given, self.ledger)
+        kept = [w for w in walks if w.space.index in bounds]
+        kept = [w for w in kept if self.ledger.may_be_better(bounds[w.space.index].makespan_ns)]
+        for walk in kept:
+            walk.suggested = [walk.space.evaluator.row(p) for p in bounds[walk.space.index].plans]
+        return kept
 
     def _better_half(self, walks: list[Walk]) -> list[Walk]:
         def value(walk: Walk) -> float:

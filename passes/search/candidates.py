@@ -67,9 +67,12 @@ class Candidates:
 
     def on(self, gpus: int) -> "Candidates":
         """Those on `gpus` GPUs."""
-        chosen = [i for i, s in enumerate(self.shapes) if s.gpus == gpus]
+        return self.only(*(i for i, s in enumerate(self.shapes) if s.gpus == gpus))
+
+    def only(self, *chosen: int) -> "Candidates":
+        """Those of the shapes at these positions."""
         return dataclasses.replace(
-            self, shapes=tuple(self.shapes[i] for i in chosen), numbers=self.numbers[chosen]
+            self, shapes=tuple(self.shapes[i] for i in chosen), numbers=self.numbers[list(chosen)]
         )
 
     def __len__(self) -> int:
@@ -93,18 +96,6 @@ class Candidates:
         """Shape numbers by number of GPUs, in order."""
         gpus = np.array([s.gpus for s in self.shapes], dtype=np.int64)
         return {n: self.numbers[gpus == n] for n in self.sizes}
-
-    @cached_property
-    def front(self) -> dict[int, NDArray[np.int64]]:
-        """Those of `numbers_on` than which none on as many GPUs is faster and as small, or smaller and as
-        fast; fastest first."""
-        kept: dict[int, list[int]] = {n: [] for n in self.sizes}
-        least: dict[int, int] = {}
-        for s, number in zip(self.shapes, self.numbers.tolist(), strict=True):
-            if s.gpus not in least or s.nbytes < least[s.gpus]:
-                least[s.gpus] = s.nbytes
-                kept[s.gpus].append(number)
-        return {n: np.array(numbers, dtype=np.int64) for n, numbers in kept.items()}
 
 
 def _worth_spreading(shapes: Iterable[Shape]) -> list[Shape]:

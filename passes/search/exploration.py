@@ -7,6 +7,7 @@ no result is worse than any of them.
 import random
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -25,6 +26,7 @@ from passes.search.legality import host_plans
 from passes.search.neighbours import Neighbours
 from passes.search.placing import no_place, place
 from passes.search.polish import polish
+from passes.search.proof import prove
 from passes.search.report import configuration
 from passes.search.restriction import EVERYTHING, DecisionSpace, NotAllowed
 from passes.search.settings import Settings
@@ -127,9 +129,13 @@ def _search(
     ledger.end_round()
     if settings.method == "auto":
         return Auto(spaces, starts, ledger, settings).run()
-    if settings.method == "sa":
-        return _anneal(spaces, starts, ledger, settings)
-    return "complete"
+    reason = _anneal(spaces, starts, ledger, settings) if settings.method == "sa" else "complete"
+    known = {space.index: found for space, found in zip(spaces, starts, strict=True)}
+    if ledger.best is not None:
+        known[ledger.best.space.index].append(ledger.best)
+    with suppress(OutOfBudget):
+        prove(spaces, known, ledger)
+    return reason
 
 
 def _start(

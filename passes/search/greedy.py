@@ -1,6 +1,8 @@
 """Plans that give every vertex all GPUs, one after another: the greedy one, in the fastest layouts
 (semantics: Search), and the leanest one, from which a search starts where neither heuristic's plan fits."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from passes.search.candidates import Candidates
@@ -15,40 +17,15 @@ def widest(candidates: Candidates) -> Candidates:
 
 def greedy(space: Space) -> Row:
     """The plan. Its layouts fit in memory one by one, but perhaps not together."""
-    return _wide(space, 0)
+    return _row(widest(c) for c in space.options)
 
 
 def leanest(space: Space) -> Row:
     """The plan on the same GPUs whose layouts need least memory one by one, fast or slow."""
-    return _wide(space, -1)
+    chosen = (widest(c) for c in space.options)
+    return _row(c.only(min(range(len(c.shapes)), key=lambda i: c.shapes[i].nbytes)) for c in chosen)
 
 
-def _wide(space: Space, position: int) -> Row:
-    """All vertices on all GPUs in shapes at this position of their front."""
-    row = [(c.front[c.sizes[-1]][position], c.starts[c.sizes[-1]][0]) for c in space.options]
-    return np.array(row, dtype=np.int64)
-
-
-def widest_allowed(space: Space) -> Row | None:
-    """A plan that the decision space contains, its vertices on as many GPUs as leave the next ones room; None
-    if there is none."""
-    row = greedy(space)
-
-    def extend(done: int) -> bool:
-        if done == len(space.blocks):
-            return True
-        block, rest = list(space.blocks[done]), [v for b in space.blocks[done + 1 :] for v in b]
-        first = space.options[block[0]]
-        for n in reversed(first.sizes):
-            if not all(n in space.options[v].front for v in block):
-                continue
-            for start in first.starts[n].tolist():
-                if not all(start in space.options[v].starts[n] for v in block):
-                    continue
-                row[block, 0] = [space.options[v].front[n][0] for v in block]
-                row[block, 1] = start
-                if space.allows(row[None], without=rest)[0] and extend(done + 1):
-                    return True
-        return False
-
-    return row if extend(0) else None
+def _row(chosen: Iterable[Candidates]) -> Row:
+    """The first candidate of each."""
+    return np.array([(c.numbers[0], c.starts[c.shapes[0].gpus][0]) for c in chosen], dtype=np.int64)

@@ -1,5 +1,7 @@
 """Guesses at plans of one structure, by `passes.fast.guessing`: which are worth evaluating."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -7,12 +9,12 @@ from ir_schema.base import Objective
 from passes.fast import guessing
 from passes.fast.guessing import NEVER, Moves, Shapes, Terms
 from passes.fast.regions import WEIGHTS
-from passes.search.candidates import Candidates
 from passes.search.evaluator import Evaluator, Row, Rows
 
 __all__ = ["NEVER", "Guess"]
 
 KEPT = 1024
+STRICTER = 4.0
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -40,6 +42,7 @@ class Guess:
             steps=evaluator.problem.options.steps,
             overlap=1 + min(staleness.values(), default=0),
             limit=evaluator.limit_bytes,
+            strictness=1.0,
             guests=np.array(
                 [s and staleness[v.model or ""] == 0 for s, v in zip(serves, self._vertices, strict=True)]
             ),
@@ -91,11 +94,15 @@ class Guess:
         found: Rows = kept[order]
         return found
 
-    def know(self, options: list[Candidates]) -> None:
-        """Ask for everything about the shapes on the fronts of `options`."""
-        for v, candidates in enumerate(options):
-            for numbers in candidates.front.values():
-                rows = np.zeros((len(numbers), len(options), 2), dtype=np.int64)
+    def be_stricter(self) -> None:
+        """From now on let missing memory weigh more."""
+        self._terms = self._terms._replace(strictness=STRICTER * self._terms.strictness)
+
+    def know(self, fronts: list[dict[int, Ints]]) -> None:
+        """Ask for everything about these shapes, by vertex and size."""
+        for v, front in enumerate(fronts):
+            for numbers in front.values():
+                rows = np.zeros((len(numbers), len(fronts), 2), dtype=np.int64)
                 rows[:, v, 0] = numbers
                 self._extend(rows)
                 self._ask_of(v, numbers)
@@ -111,10 +118,11 @@ class Guess:
         for v, found in enumerate(sizes):
             gpus[v, : len(found)] = found
 
-        new = Shapes(gpus, *(np.full(gpus.shape, -1, dtype=t.dtype) for t in self._shapes[1:]))
-        for table, old in zip(new[1:], self._shapes[1:], strict=True):
-            table[:, :known] = old
-        self._shapes = new
+        tables: dict[str, Any] = {}
+        for name, old in self._shapes._asdict().items():
+            tables[name] = np.full(gpus.shape, -1, dtype=old.dtype)
+            tables[name][:, :known] = old
+        self._shapes = Shapes(**tables | {"gpus": gpus})
 
     def _ask(self, rows: Rows) -> None:
         """Ask for everything about the shapes of `rows`."""
@@ -128,16 +136,26 @@ class Guess:
                 continue
             shapes.least[v, number] = evaluator.least_ns(v, number)
             shapes.whole[v, number] = evaluator.operator_ns(v, number)
-            memory = self._memory(v, number) if evaluator.engine.closed else (0.0, 0.0, 0.0)
-            shapes.stays[v, number], shapes.comes[v, number], shapes.alone[v, number] = memory
+            stays, comes = self.memory(v, number) or (0.0, 0.0)
+            shapes.stays[v, number], shapes.comes[v, number] = stays, comes
+            shapes.alone[v, number] = comes + self._weights(v, number)
 
-    def _memory(self, v: int, number: int) -> tuple[float, float, float]:
-        """Bytes of a shape that stay on a GPU, that come beside them, and that come where nothing stays."""
+    def memory(self, v: int, number: int) -> tuple[float, float] | None:
+        """Bytes of a shape that stay on a GPU, and that come and go beside them; None if they are not known
+        apart."""
+        if not self.evaluator.engine.closed:
+            return None
         vertex, placement = self._vertices[v], self.evaluator.engine.placements[v][number]
         parts = self.evaluator.model.shape_bytes(vertex, placement)
         comes = sum(parts.transient)
         if vertex.role == "training":
-            return sum(parts.state), comes, comes
-        if self._megatron:
-            return parts.copies, comes, comes + parts.weights
-        return parts.copies, comes - parts.transient[WEIGHTS], comes
+            return sum(parts.state), comes
+        return parts.copies, comes if self._megatron else comes - parts.transient[WEIGHTS]
+
+    def _weights(self, v: int, number: int) -> float:
+        """Bytes of weights that come with an operator where none stay."""
+        if not self.evaluator.engine.closed or self._vertices[v].role == "training":
+            return 0.0
+        placement = self.evaluator.engine.placements[v][number]
+        parts = self.evaluator.model.shape_bytes(self._vertices[v], placement)
+        return parts.weights if self._megatron else parts.transient[WEIGHTS]

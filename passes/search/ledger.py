@@ -100,13 +100,14 @@ class Ledger:
         self.nearest: Found | None = None
         self.lower_bound_ns: int | None = None
         self.proven = False
+        self.fastest_ns: int | None = None
         self.termination = "none"
         self.tried: dict[str, list[Found]] = {}
         self.best_score = 0.0
         self._next_best_score = 0.0
         self._allowed: int | None = None
         self._started = time.monotonic() if started is None else started
-        self._time_limit = time_limit
+        self.time_limit = time_limit
         self._deadline = math.inf if time_limit is None else self._started + time_limit
         self._known: dict[int, dict[bytes, int]] = {s.index: {} for s in spaces}
         self._figures: Figures = np.empty((CHUNK, 3), dtype=np.int64)
@@ -127,9 +128,9 @@ class Ledger:
     def allow(self, evaluations: int | None, *, share_of_time: float = 1.0) -> None:
         """Allow so many further uncached evaluations (None: any) and this share of the remaining time."""
         self._allowed = None if evaluations is None else self.evaluations + evaluations
-        if self._time_limit is not None:
+        if self.time_limit is not None:
             now = time.monotonic()
-            left = self._started + self._time_limit - now
+            left = self._started + self.time_limit - now
             self._deadline = now + max(0.0, left) * share_of_time
 
     def check(self) -> None:
@@ -143,7 +144,7 @@ class Ledger:
     @property
     def late(self) -> bool:
         """Whether the time limit is over."""
-        return self._time_limit is not None and time.monotonic() >= self._started + self._time_limit
+        return self.time_limit is not None and time.monotonic() >= self._started + self.time_limit
 
     @property
     def left(self) -> float:
@@ -250,16 +251,27 @@ class Ledger:
         """`values` of one plan."""
         return float(self.values(np.array(found.figures)))
 
+    def merit(self, found: Found) -> tuple[bool, float]:
+        """Of two plans the one with more is preferred: one that fits, then one of higher value."""
+        return found.evaluation.feasible, self.value(found)
+
     def ceiling(self, makespan_ns: NDArray[np.int64]) -> Values:
         """What a plan is worth at most whose makespan is at least this."""
         seconds = np.maximum(makespan_ns, 1) * 1e-9
         values: Values = np.where(makespan_ns > 0, self._tokens / seconds, math.inf)
         return values
 
+    def may_be_better(self, makespan_ns: int) -> bool:
+        """Whether a plan of this makespan could become the best."""
+        if self.objective == "efficiency":
+            return bool(self.ceiling(np.array(makespan_ns)) >= (1 - MAX_LOSS) * self.best_score)
+        return self.fastest_ns is None or makespan_ns < self.fastest_ns
+
     def slowest(self, found: Found) -> int:
         """Plans of this makespan [ns] or more are worth no more than `found`."""
         value = self.value(found)
-        return math.ceil(self._tokens / value * 1e9 * (1 + 1e-12)) if value > 0 else NEVER
+        slowest = math.ceil(self._tokens / value * 1e9 * (1 + 1e-12)) if value > 0 else NEVER
+        return min(slowest, NEVER)
 
     def end_round(self) -> None:
         """Take over the best Score of the plans that fit, as the efficiency objective's yardstick."""
@@ -273,9 +285,10 @@ class Ledger:
         fitting = np.flatnonzero(figures[:, 2] <= self._limit)
         improved = False
         if len(fitting):
-            self._next_best_score = max(
-                self._next_best_score, raw_score(space.problem, int(figures[fitting, 0].min()))
-            )
+            fastest = int(figures[fitting, 0].min())
+            if self.fastest_ns is None or fastest < self.fastest_ns:
+                self.fastest_ns = fastest
+                self._next_best_score = raw_score(space.problem, fastest)
             improved = self._keep(space, rows[fitting], figures[fitting])
         if len(fitting) < len(rows):
             i = int(figures[:, 2].argmin()) if not len(fitting) else -1
@@ -378,7 +391,7 @@ class Ledger:
             best=0.0 if self.best is None else self.best.evaluation.score,
             greedy=baselines.get("greedy", 0.0),
             concurrent=baselines.get("concurrent", 0.0),
-            time_limit=self._time_limit,
+            time_limit=self.time_limit,
             step_s=None if self.best is None else self._step_s(self.best),
             lower_bound_s=self.lower_bound_s,
         )

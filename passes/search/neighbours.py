@@ -2,7 +2,7 @@
 
 On a homogeneous machine most places are alike. Of all intervals for a group of vertices only one of each
 kind is looked at: two are of a kind if the group's canonical keys agree. Shapes are those of the front
-(`Candidates.front`), and those in the layout of another vertex of the same model, which saves moving weights.
+(`Space.fronts`), and those in the layout of another vertex of the same model, which saves moving weights.
 """
 
 import itertools
@@ -58,7 +58,7 @@ class Neighbours:
 
     def _places(self, row: Row, block: Block) -> Places:
         options = [self.space.options[v] for v in block]
-        sizes = [n for n in options[0].sizes if all(n in o.front for o in options)]
+        sizes = [n for n in options[0].sizes if all(n in o.starts and n in o.numbers_on for o in options)]
         found, rows = [], []
         for n in sizes:
             starts = options[0].starts[n]
@@ -67,7 +67,7 @@ class Neighbours:
             found.append(np.stack([np.full(len(starts), n), starts], axis=1))
             made = np.repeat(row[None], len(starts), axis=0)
             for v, o in zip(block, options, strict=True):
-                made[:, v, 0] = o.front[n][0]
+                made[:, v, 0] = o.numbers_on[n][0]
                 made[:, v, 1] = starts
             rows.append(made)
         if not rows:
@@ -111,13 +111,13 @@ class Neighbours:
         some from the fastest to the leanest for several."""
         if len(block) == 1:
             return self.shapes(row, block[0], n)[:, None]
-        fronts = [self.space.options[v].front[n] for v in block]
+        fronts = [self.space.fronts[v][n] for v in block]
         count = min(VARIANTS, max(map(len, fronts)))
         return np.stack([f[np.arange(count) * (len(f) - 1) // max(1, count - 1)] for f in fronts], axis=1)
 
     def shapes(self, row: Row, vertex: int, n: int) -> NDArray[np.int64]:
         """Numbers of the vertex's shapes on `n` GPUs that are worth trying."""
-        front = self.space.options[vertex].front[n]
+        front = self.space.fronts[vertex][n]
         alike = []
         for u in self._kin[vertex]:
             layout = self._layout.get((u, int(row[u, 0])))
@@ -153,7 +153,7 @@ class Neighbours:
                 places = self.places(row, block)
                 n, start = places[rng.randrange(len(places))].tolist()
                 for v in block:
-                    front = self.space.options[v].front[n]
+                    front = self.space.fronts[v][n]
                     new[v] = front[rng.randrange(len(front))], start
         return self._allowed(rows)
 

@@ -47,10 +47,12 @@ def best_of(ledger: Ledger, found: Found, rows: Rows, most: int | None = None) -
             continue
         figures = ledger.evaluate(space, chunk)
         values = ledger.values(figures)
-        if fits:
-            values = np.where(ledger.fits(figures), values, -1.0)
+        fitting = ledger.fits(figures)
+        better = values > value if fits or not fitting.any() else fitting
+        if fits or fitting.any():
+            values = np.where(fitting, values, -1.0)
         i = int(values.argmax())
-        if values[i] > value:
+        if better[i]:
             makespan, busy, peak = figures[i].tolist()
             best = Found(space, chunk[i], (makespan, busy, peak))
     return None if best is found else best

@@ -25,7 +25,7 @@ class Sketch:
 
     def __init__(self, space: Space) -> None:
         self.space = space
-        space.guess.know(space.options)
+        space.guess.know(space.fronts)
         self._moves = _moves(space)
 
     def rows(self, start: Row, rng: random.Random, count: int) -> Rows:
@@ -44,11 +44,12 @@ def _moves(space: Space) -> Moves:
     starts: list[int] = []
     shape_from = np.zeros((len(options), len(sizes) + 1), dtype=np.int64)
     start_from = np.zeros_like(shape_from)
-    for v, o in enumerate(options):
+    for v, (o, front) in enumerate(zip(options, space.fronts, strict=True)):
         shape_from[v, 0], start_from[v, 0] = len(shapes), len(starts)
         for k, n in enumerate(sizes):
-            shapes += o.front[n].tolist() if n in o.front else []
-            starts += o.starts[n].tolist() if n in o.front else []
+            if n in front:
+                shapes += front[n].tolist()
+                starts += o.starts[n].tolist()
             shape_from[v, k + 1], start_from[v, k + 1] = len(shapes), len(starts)
     relation = np.zeros((len(options), len(options)), dtype=np.int64)
     for u, v, related in space.relations:

@@ -47,6 +47,20 @@ class Space:
         return [self.candidates[v] for v in self.vertices]
 
     @cached_property
+    def fronts(self) -> list[dict[int, NDArray[np.int64]]]:
+        """By vertex number and number of GPUs, the shapes than which no other is as fast and needs as little
+        memory, both that stays and that comes and goes; fastest first."""
+        found = []
+        for v, options in enumerate(self.options):
+            kept: dict[int, list[tuple[float, float, int]]] = {n: [] for n in options.sizes}
+            for shape, number in zip(options.shapes, options.numbers.tolist(), strict=True):
+                stays, comes = self.guess.memory(v, number) or (0.0, float(shape.nbytes))
+                if not any(s <= stays and c <= comes for s, c, _ in kept[shape.gpus]):
+                    kept[shape.gpus].append((stays, comes, number))
+            found.append({n: np.array([k[-1] for k in front]) for n, front in kept.items()})
+        return found
+
+    @cached_property
     def guess(self) -> Guess:
         """Bounds and guesses of rows."""
         return Guess(self.evaluator, self.objective)
