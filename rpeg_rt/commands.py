@@ -7,7 +7,7 @@ from rpeg_rt.dispatch import Instance
 from rpeg_rt.host import Host, Verified
 from rpeg_rt.logistics import Logistics
 from rpeg_rt.protocol import Command, Done, RowsFrame, from_array, to_array
-from rpeg_rt.realise import BoundNode, Realisation, prompts_of
+from rpeg_rt.realise import BoundNode, Realisation, given
 from rpeg_rt.rows import Key, Ranges, intersection, needs_of, to_indices, to_ranges
 from rpeg_rt.semantics import Verify
 
@@ -94,7 +94,7 @@ class Commander:
         return {container: to_ranges(verified.indices.tolist())}
 
     def _rows_for(self, x: Instance, bound: BoundNode) -> dict[int, dict[str, RowsFrame]]:
-        """Rows that go to workers with the command: prompts, and what host vertices have made."""
+        """Rows that go to workers with the command: prompts or pairs, and what host vertices have made."""
         found: dict[int, dict[str, RowsFrame]] = {rank: {} for rank in bound.ranks}
         if bound.node.kind != "Op":
             return found
@@ -112,9 +112,11 @@ class Commander:
                 at = np.searchsorted(indices, to_indices(mine))
                 found[rank][container] = RowsFrame(mine, to_array(values[at]))
 
-        prompts = prompts_of(self.realisation, bound.node)
-        if prompts is not None:
-            deal(prompts, np.arange(w.prompts), self.host.prompt_matrix(x.step), w.rollouts)
+        for container in given(self.realisation, bound.node):
+            if self.realisation.semantics.meaning[container] == "prompts":
+                deal(container, np.arange(w.prompts), self.host.prompt_matrix(x.step), w.rollouts)
+            else:
+                deal(container, np.arange(w.sequences), self.host.pair_matrix(x.step), 1)
         for i in bound.inputs:
             if self.realisation.bound[i.sources[0]].on_host:
                 indices, values = self._rows.take([Key(s, x.step, i.container) for s in i.sources])

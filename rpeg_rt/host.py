@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ir_schema.problem import Problem
+from ir_schema.problem import Problem, RunConfig, Workload
 from rpeg_rt.data.errors import DataError
+from rpeg_rt.data.pairs import load_pairs, pair_matrix
 from rpeg_rt.data.prompts import Prompt, PromptSet, load_prompts, token_matrix
 from rpeg_rt.data.tokenizers import Tokenizer, load_tokenizer
 from rpeg_rt.dispatch import Instance
@@ -97,6 +98,29 @@ class VerifierPool:
                 self._finished(Verified(batch.x, batch.indices, batch.rewards, error))
 
 
+def _load(path: Path, run: RunConfig, workload: Workload, tokenizer: Tokenizer, seed: int) -> PromptSet:
+    """The pairs in a file, or its prompts, as the algorithm asks for. Raises DataError."""
+    if run.algorithm == "dpo":
+        return load_pairs(
+            path,
+            tokenizer,
+            prompt_length=workload.prompt_length,
+            response_length=workload.response_length,
+            field=run.prompt_field,
+            long_prompts=run.long_prompts,
+            long_responses=run.long_responses,
+            seed=seed,
+        )
+    return load_prompts(
+        path,
+        tokenizer,
+        prompt_length=workload.prompt_length,
+        field=run.prompt_field,
+        long_prompts=run.long_prompts,
+        seed=seed,
+    )
+
+
 class Host:
     """Data and verifiers of a run. Raises FileError for missing files, UserCodeError for unusable data."""
 
@@ -114,14 +138,7 @@ class Host:
 
         def load(file: str) -> PromptSet:
             try:
-                return load_prompts(
-                    directory / file,
-                    self.tokenizer,
-                    prompt_length=problem.workload.prompt_length,
-                    field=run.prompt_field,
-                    long_prompts=run.long_prompts,
-                    seed=seed,
-                )
+                return _load(directory / file, run, problem.workload, self.tokenizer, seed)
             except DataError as exc:
                 missing = not (directory / file).is_file()
                 raise (FileError if missing else UserCodeError)(str(exc)) from exc
@@ -150,6 +167,11 @@ class Host:
     def prompt_matrix(self, step: int) -> npt.NDArray[np.int32]:
         """X of a step: int32 [B, L_p], left-padded with -1."""
         return token_matrix(self._prompts_of(step), self.problem.workload.prompt_length)
+
+    def pair_matrix(self, step: int) -> npt.NDArray[np.int32]:
+        """Y of a step of preference pairs: int32 [B * 2, L_p + L_r], padded with -1."""
+        w = self.problem.workload
+        return pair_matrix(self._prompts_of(step), w.prompt_length, w.response_length)
 
     def verify(
         self, x: Instance, vertex: str, indices: npt.NDArray[np.int64], tokens: npt.NDArray[Any]

@@ -50,8 +50,10 @@ class Logistics:
         return {i.container: self._messages(bound, i, x.step) for i in self._from_workers(bound)}
 
     def needs(self, x: Instance, container: str) -> dict[int, Ranges]:
-        """What each worker of `x` will hold of `container`, which it reads from workers."""
+        """What each worker of `x` will hold of `container`, which it reads from workers or from outside."""
         bound = self.realisation.bound[x.node]
+        if container in self.realisation.from_outside:
+            return self._deal(bound, ((0, self.workload.sequences),))
         (found,) = (i for i in bound.inputs if i.container == container)
         return self._needs(bound, self._held(found, x.step))
 
@@ -99,8 +101,10 @@ class Logistics:
         return tuple(h for source in i.sources for h in self._books[Key(source, step, i.container)].holdings)
 
     def _needs(self, bound: BoundNode, held: tuple[Holding, ...]) -> dict[int, Ranges]:
+        return self._deal(bound, union(*(h.rows for h in held)))
+
+    def _deal(self, bound: BoundNode, rows: Ranges) -> dict[int, Ranges]:
         """A worker needs what any operator that it runs on these rows deals to it."""
-        rows = union(*(h.rows for h in held))
         found: dict[int, Ranges] = {}
         for vertex in bound.consumers or bound.vertices:
             placement = self.realisation.plan[vertex]

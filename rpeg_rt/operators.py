@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ir_schema.problem import Placement, RunConfig, Workload
 from ir_schema.stages import Microtask, MicrotaskSchedule
-from rpeg_rt.algorithms import ppo
-from rpeg_rt.algorithms.batch import Metrics, TrainBatch, minibatches
+from rpeg_rt.algorithms import Learner
+from rpeg_rt.algorithms.batch import Columns, Metrics, TrainBatch, minibatches
 from rpeg_rt.engine.engine import Engine
 from rpeg_rt.engine.fused import Update, train_fused
 from rpeg_rt.engine.generation import Generation
@@ -139,12 +139,13 @@ class Training:
         self,
         site: Site,
         task: Train,
+        learner: Learner,
         rows: Mapping[str, Rows],
         run: RunConfig,
         workload: Workload,
         eos: int | None,
     ) -> None:
-        self.site, self.task, self.run = site, task, run
+        self.site, self.learner, self.run = site, learner, run
         self._updates = 0
 
         def values(container: str | None) -> Tensor | None:
@@ -159,37 +160,22 @@ class Training:
             dist.all_reduce(total, group=site.groups.collection.dp)
             return total
 
-        tokens, rewards, old_values = values(task.tokens), values(task.reward), values(task.values)
-        assert tokens is not None
-        assert rewards is not None
-        assert old_values is not None
-        batch, self.metrics = ppo.prepare(
-            run,
-            all_reduce,
+        columns = Columns(
             prompts=rows[task.tokens].indices // workload.rollouts,
-            tokens=tokens,
+            tokens=rows[task.tokens].values,
             prompt_length=workload.prompt_length,
             eos=eos,
             logp=values(task.logprobs),
             logp_ref=values(task.reference),
-            rewards=rewards,
-            values=old_values,
+            rewards=values(task.reward),
+            values=values(task.values),
         )
+        batch, self.metrics = learner.prepare(columns, all_reduce)
         self.parts = minibatches(batch, workload.minibatches, workload.epochs)
 
     def loss(self, outputs: TokenOutputs, part: TrainBatch) -> tuple[Tensor, Metrics]:
         """Sums over some rows: what is minimised, and other figures."""
-        total: Tensor | None = None
-        sums: Metrics = {}
-        if self.task.policy:
-            assert outputs.logp is not None
-            total, sums = ppo.actor_loss(outputs.logp, part, self.run)
-        if self.task.value:
-            assert outputs.values is not None
-            value, more = ppo.critic_loss(outputs.values, part, self.run)
-            total, sums = value if total is None else total + value, sums | more
-        assert total is not None
-        return total, sums
+        return self.learner.loss(outputs.logp, outputs.values, part)
 
     def add(self, figures: dict[str, float]) -> None:
         """One more optimizer step is done. Raises NumericError where a figure is not finite."""

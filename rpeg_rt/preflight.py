@@ -19,7 +19,6 @@ from rpeg_rt.realise import Realisation, UnrealisableError
 from rpeg_rt.semantics import NotUnderstood
 
 WORKER_BASE_BYTES = 450 * 1024 * 1024
-ALGORITHMS = ("ppo",)
 
 
 class Machine(Record, frozen=True, kw_only=True):
@@ -38,14 +37,12 @@ def check(executable: Executable, machine: Machine, findings: Sequence[str] = ()
     """The plan bound to this machine's workers. Raises PreflightError with all that is missing, `findings`
     (of its files) included."""
     missing = [*_missing_software(), *_unsupported_run(executable), *findings]
-    run = executable.problem.run
     try:
         realisation = Realisation(executable)
     except UnrealisableError as exc:
         raise PreflightError([*missing, str(exc)]) from exc
     except NotUnderstood as exc:
-        other = run is not None and run.algorithm not in ALGORITHMS  # its graph is not one of PPO: no news
-        raise PreflightError(missing if other else missing + exc.findings) from exc
+        raise PreflightError(missing + exc.findings) from exc
     missing += _unsupported_models(realisation)
     missing += _misfit(realisation, machine)
     missing += _deadlock(realisation)
@@ -67,11 +64,6 @@ def _unsupported_run(executable: Executable) -> list[str]:
     found = []
     if problem.run is None:
         return ["the plan has no `run` section (algorithm, data); add one and compile again"]
-    if problem.run.algorithm not in ALGORITHMS:
-        found.append(
-            f"algorithm {problem.run.algorithm} is not supported by this runtime: it runs "
-            f"{', '.join(ALGORITHMS)}"
-        )
     if problem.options.as_printed:
         found.append("plans made with --as-printed are for comparison, not for running")
     return found

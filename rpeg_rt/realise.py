@@ -92,6 +92,7 @@ class Realisation:
         self.vertices = {v.name: v for v in self.problem.graph.vertices}
         _check_template(executable, self.vertices)
         self.semantics: Semantics = understand(self.problem)
+        self.from_outside = self.semantics.from_outside(self.problem)
         used = {d for p in self.plan.values() for d in p.allocation.device_names()}
         self.devices = [d for d in all_devices(self.problem.device_space) if d in used]
         self._rank = {d: i for i, d in enumerate(self.devices)}
@@ -230,7 +231,8 @@ class Realisation:
         vertices = [self.vertices[v] for v in vertices_of(n)]
         meaning = self.semantics.meaning
         reads = dict.fromkeys(a for v in vertices for a in v.reads)
-        inputs = [Input(a, self._sources(n, a)) for a in reads if meaning[a] not in ("weights", "prompts")]
+        here = [a for a in reads if meaning[a] != "weights" and a not in self.from_outside]
+        inputs = [Input(a, self._sources(n, a)) for a in here]
         outputs = tuple(a for v in vertices for a in v.writes if meaning[a] != "weights")
         return BoundNode(n, ranks, tuple(inputs), outputs)
 
@@ -300,10 +302,13 @@ def layout_name(data: int, pipeline: int, tensor: int) -> str:
     return f"dp{data}.pp{pipeline}.tp{tensor}"
 
 
-def prompts_of(realisation: Realisation, node: TemplateNode) -> str | None:
-    """The boundary container of prompts that Op `node` is started with, if it is a first generation phase."""
-    task = realisation.semantics.tasks.get(node.vertex)
-    return task.prompts if isinstance(task, Generate) and node.phase == 1 else None
+def given(realisation: Realisation, node: TemplateNode) -> tuple[str, ...]:
+    """The containers from outside that Op `node` is started with: prompts in the first phase of a generation,
+    pairs wherever they are read."""
+    if isinstance(realisation.semantics.tasks.get(node.vertex), Generate) and node.phase != 1:
+        return ()
+    reads = dict.fromkeys(a for v in vertices_of(node) for a in realisation.vertices[v].reads)
+    return tuple(a for a in reads if a in realisation.from_outside)
 
 
 def _check_template(executable: Executable, vertices: dict[str, Vertex]) -> None:

@@ -40,11 +40,15 @@ class Verify:
 
 @dataclass(frozen=True)
 class Train:
-    """Optimizer steps on a policy, a value function, or both. The containers that it reads, by meaning."""
+    """Optimizer steps on a policy, a value function, or both. The containers that it reads, by meaning.
+
+    `logprobs` are those of the version that generated `tokens`, or where they come from outside (preference
+    pairs) of the version that scored them.
+    """
 
     tokens: str
-    reward: str
-    values: str
+    reward: str | None
+    values: str | None
     logprobs: str | None
     reference: str | None
     policy: bool
@@ -60,6 +64,10 @@ class Semantics:
 
     tasks: dict[str, Task]
     meaning: dict[str, Meaning]
+
+    def from_outside(self, problem: Problem) -> frozenset[str]:
+        """The containers of a step that the host provides: prompts, or the tokens of preference pairs."""
+        return frozenset(a for a in problem.graph.inputs if self.meaning.get(a) in ("prompts", "tokens"))
 
     def width(self, container: str, problem: Problem) -> int | None:
         """Elements per sequence of a container's rows; None where a row is one number."""
@@ -91,8 +99,20 @@ class _Reader:
             for a in v.writes
             if a not in self.meaning and v.role != "training"
         }
+        run = problem.run
+        self.algorithm = "ppo" if run is None else run.algorithm
         self.findings: list[str] = []
         self.tasks: dict[str, Task] = {}
+        self._pairs()
+
+    def _pairs(self) -> None:
+        """Where nobody generates, token rows that come from outside are preference pairs."""
+        w = self.problem.workload
+        if any(v.role == "generation" for v in self.graph.vertices):
+            return
+        for a in self.graph.inputs:
+            if a not in self.meaning and self.elements[a] == w.sequences * w.total_length:
+                self.meaning[a] = "tokens"
 
     def refuse(self, v: Vertex, text: str) -> None:
         self.findings.append(f"vertex `{v.name}` ({v.role}) {text}")
@@ -148,7 +168,7 @@ class _Reader:
         if tokens is None or output is None:
             return
         if self.meaning.get(tokens) != "tokens":
-            self.refuse(v, f"reads `{tokens}`, which no generation samples")
+            self.refuse(v, f"reads `{tokens}`, which no generation samples and which is no input of pairs")
             return
         kind: Literal["logprobs", "values", "reward"]
         if v.model is None:
@@ -170,41 +190,66 @@ class _Reader:
         for a in self.rows(v.reads):
             source = self.producer.get(a)
             meaning = self.meaning.get(a)
-            if source is None or meaning is None:
+            if meaning is None or meaning == "prompts":
                 self.refuse(v, f"reads `{a}`, whose meaning in training is not known")
-            elif meaning != "logprobs":
+            elif meaning != "logprobs" or source is None:
                 found[meaning].append(a)
             elif source.role == "generation":
                 found["behaviour"].append(a)
             else:
                 found["policy" if source.model in self.graph.trainable else "reference"].append(a)
-        for a in found["policy"]:
-            self.refuse(v, f"reads `{a}`, log-probabilities of a trainable model recomputed by inference")
         spec = self.problem.models[v.model]
-        tokens = self.one(v, "tokens among the inputs to be trained by PPO", found["tokens"])
-        reward = self.one(v, "rewards among the inputs to be trained by PPO", found["reward"])
-        values = self.one(v, "values among the inputs to be trained by PPO", found["values"])
-        logprobs, reference = found["behaviour"], found["reference"]
-        if spec.has_lm_head or len(logprobs) > 1:
-            self.one(v, "log-probabilities of the generating version among the inputs", logprobs)
-        if len(reference) > 1:
-            self.one(v, "reference log-probabilities among the inputs", reference)
-        if tokens is None or reward is None or values is None:
+        if spec.has_scalar_head and self.algorithm != "ppo":
+            self.refuse(v, f"trains a value function, which {self.algorithm.upper()} has not")
+        self.chosen(v, found, policy=spec.has_lm_head, value=spec.has_scalar_head)
+
+    def chosen(self, v: Vertex, found: dict[str, list[str]], *, policy: bool, value: bool) -> None:
+        """The task of a training vertex that reads `found`: what its algorithm needs, and nothing else."""
+        pairs, method = self.algorithm == "dpo", self.algorithm.upper()
+        trained = f"among the inputs to be trained by {method}"
+        tokens = self.one(v, f"tokens {trained}", found["tokens"])
+        needed = () if pairs else ("reward", "values") if self.algorithm == "ppo" else ("reward",)
+        names = {"reward": "rewards", "values": "values"}
+        one: dict[str, str | None] = {}
+        for what, name in names.items():
+            if what in needed:
+                one[what] = self.one(v, f"{name} {trained}", found[what])
+            elif found[what]:
+                self.refuse(v, f"reads {name} (`{found[what][0]}`), which {method} has no use for")
+        logprobs, other = ("policy", "behaviour") if pairs else ("behaviour", "policy")
+        for a in found[other]:
+            self.refuse(
+                v,
+                f"reads `{a}`, log-probabilities of responses just generated, but {method} learns from pairs"
+                if pairs
+                else f"reads `{a}`, log-probabilities of a trainable model recomputed by inference",
+            )
+        if (policy and not pairs) or len(found[logprobs]) > 1:
+            self.one(v, "log-probabilities of the generating version among the inputs", found[logprobs])
+        if pairs or len(found["reference"]) > 1:
+            self.one(v, "reference log-probabilities among the inputs", found["reference"])
+        if tokens is None or None in one.values():
             return
+        if pairs and tokens in self.producer:
+            self.refuse(
+                v, f"learns from pairs, but `{tokens}` is generated by `{self.producer[tokens].name}`"
+            )
         self.tasks[v.name] = Train(
             tokens=tokens,
-            reward=reward,
-            values=values,
-            logprobs=logprobs[0] if logprobs else None,
-            reference=reference[0] if reference else None,
-            policy=spec.has_lm_head,
-            value=spec.has_scalar_head,
+            reward=one.get("reward"),
+            values=one.get("values"),
+            logprobs=next(iter(found[logprobs]), None),
+            reference=next(iter(found["reference"]), None),
+            policy=policy,
+            value=value,
         )
 
 
 def understand(problem: Problem) -> Semantics:
     """Tasks and meanings of `problem`'s graph. Raises NotUnderstood with every finding."""
     reader = _Reader(problem)
+    if reader.algorithm == "dpo" and problem.workload.rollouts != 2:
+        raise NotUnderstood([f"DPO learns from pairs: `rollouts` must be 2, not {problem.workload.rollouts}"])
     for role in ("generation", "inference", "training"):
         for v in problem.graph.vertices:
             if v.role == role:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ir_schema.stages import Executable
+from rpeg_rt.algorithms import Learner, make_learner
 from rpeg_rt.engine.engine import Engine
 from rpeg_rt.engine.groups import LayoutGroups, make_layout
 from rpeg_rt.engine.microtasks import schedule_hash
@@ -85,6 +86,7 @@ class Worker:
         }
         self.engines = {w: self._built(w) for w in self.realisation.places() if self._groups(w).member}
         self.store = Store()
+        self.learners: dict[str, Learner] = {}
         self.generating = Generating(self.run, self.problem.workload, start.seed, start.eos)
         self.routes: dict[int, list[Fragment]] = {}
         self._weights_taken: dict[Weights, int] = {}
@@ -313,7 +315,11 @@ class Worker:
             task = self.realisation.semantics.tasks[vertex]
             assert isinstance(task, Train)
             site, workload = self._site(vertex), self.problem.workload
-            trainings.append(Training(site, task, held, self.run, workload, self.start.eos))
+            learner = self.learners.get(vertex)
+            if learner is None:
+                learner = make_learner(self.run, workload, policy=task.policy, value=task.value)
+                self.learners[vertex] = learner
+            trainings.append(Training(site, task, learner, held, self.run, workload, self.start.eos))
         schedule = self.realisation.microtasks(bound)
         fused = None
         if schedule is None:

@@ -1,13 +1,14 @@
 """Rows of one training operator on one replica, and their deal into minibatches.
 
-Losses are sums over response tokens; the engine divides by the minibatch's token count over all replicas,
-never by a microbatch's or a replica's, which is what makes results independent of the plan.
+Losses are sums over response tokens, or over pairs; the engine divides by the minibatch's number of them over
+all replicas, never by a microbatch's or a replica's, which is what makes results independent of the plan.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
 from torch import Tensor
 
 AllReduce = Callable[[Tensor], Tensor]
@@ -22,36 +23,74 @@ def response_mask(tokens: Tensor, prompt_length: int) -> Tensor:
     return tokens[:, prompt_length:] >= 0
 
 
-def truncated(tokens: Tensor, prompt_length: int, eos: int | None) -> Tensor:
-    """[n] bool: which responses ended at L_r without EOS (None: nothing is one)."""
-    whole = response_mask(tokens, prompt_length).all(1)
-    return whole if eos is None else whole & (tokens[:, -1] != eos)
+@dataclass(frozen=True)
+class Columns:
+    """This replica's rows of the containers that a training operator reads; None: it does not read it.
+
+    `prompts` [n] holds prompt indices within the step, ascending, `tokens` [n, L_p + L_r], `rewards` [n];
+    `logp` (of the version that generated, or for pairs of the one that scored), `logp_ref` and `values` are
+    [n, L_r]. `eos` None: responses end at L_r only.
+    """
+
+    prompts: Tensor
+    tokens: Tensor
+    prompt_length: int
+    eos: int | None
+    logp: Tensor | None = None
+    logp_ref: Tensor | None = None
+    rewards: Tensor | None = None
+    values: Tensor | None = None
+
+    @property
+    def mask(self) -> Tensor:
+        """[n, L_r] bool: the response tokens."""
+        return response_mask(self.tokens, self.prompt_length)
+
+    @property
+    def truncated(self) -> Tensor:
+        """[n] bool: which responses ended at L_r without EOS."""
+        whole = self.mask.all(1)
+        return whole if self.eos is None else whole & (self.tokens[:, -1] != self.eos)
 
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """n sequences of the step, with everything a loss needs about them.
+    """n sequences of the step, with everything a loss needs about them (None: it needs none of it).
 
     `prompts` [n] is each sequence's prompt index within the step, `tokens` [n, L_p + L_r], `mask` [n, L_r];
-    the others are [n, L_r] and 0 beyond the end of the response. `logp` (from the version that generated)
-    is None for an operator that does not read it.
+    the others are [n, L_r] and 0 beyond the end of the response. `logp` is from the version that generated.
+    `paired`: rows 2i and 2i + 1 are a chosen and a rejected response, and the loss is a mean over pairs.
     """
 
     prompts: Tensor
     tokens: Tensor
     mask: Tensor
-    logp: Tensor | None
-    values: Tensor
-    advantages: Tensor
-    returns: Tensor
+    logp: Tensor | None = None
+    logp_ref: Tensor | None = None
+    values: Tensor | None = None
+    advantages: Tensor | None = None
+    returns: Tensor | None = None
+    paired: bool = False
 
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def together(self) -> int:
+        """How many consecutive rows the loss needs at once."""
+        return 2 if self.paired else 1
+
+    @property
+    def terms(self) -> Tensor:
+        """Float64 scalar: of how many tokens, or pairs, the loss is a sum."""
+        if self.paired:
+            return torch.tensor(len(self) / 2, dtype=torch.float64, device=self.tokens.device)
+        return self.mask.sum(dtype=torch.float64)
+
     def select(self, rows: Tensor | slice) -> "TrainBatch":
         """The batch of the chosen rows (index or boolean tensor, or slice)."""
         columns = {f.name: getattr(self, f.name) for f in fields(self)}
-        chosen: dict[str, Any] = {name: None if c is None else c[rows] for name, c in columns.items()}
+        chosen: dict[str, Any] = {n: c[rows] if isinstance(c, Tensor) else c for n, c in columns.items()}
         return TrainBatch(**chosen)
 
 

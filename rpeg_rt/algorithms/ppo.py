@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from ir_schema.problem import RunConfig
-from rpeg_rt.algorithms.batch import AllReduce, Metrics, TrainBatch, response_mask, truncated
+from rpeg_rt.algorithms.batch import AllReduce, Columns, Metrics, TrainBatch
+from rpeg_rt.algorithms.metrics import response_metrics
+from rpeg_rt.algorithms.policy import Estimator, kl_estimate, policy_loss
 
 WHITEN_EPSILON = 1e-8
 
@@ -19,9 +21,14 @@ def last_token(mask: Tensor) -> Tensor:
 
 
 def token_rewards(
-    rewards: Tensor, logp: Tensor | None, logp_ref: Tensor | None, mask: Tensor, kl_coefficient: float
+    rewards: Tensor,
+    logp: Tensor | None,
+    logp_ref: Tensor | None,
+    mask: Tensor,
+    kl_coefficient: float,
+    estimator: Estimator = "k1",
 ) -> Tensor:
-    """[n, L_r]: -kl_coefficient * (logp - logp_ref) per token, plus the sequence reward [n] at the last.
+    """[n, L_r]: -kl_coefficient * KL estimate per token, plus the sequence reward [n] at the last.
 
     Without either log-probability there is no KL term: a graph may have no reference, and the PPO preset's
     critic does not read the behaviour's log-probabilities.
@@ -29,7 +36,7 @@ def token_rewards(
     sequence = torch.where(last_token(mask), rewards[:, None], 0.0)
     if logp is None or logp_ref is None:
         return sequence
-    return torch.where(mask, sequence - kl_coefficient * (logp - logp_ref), 0.0)
+    return sequence - kl_coefficient * kl_estimate(logp, logp_ref, mask, estimator)
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, discount: float, gae_lambda: float) -> Tensor:
@@ -58,23 +65,6 @@ def whiten(advantages: Tensor, mask: Tensor, all_reduce: AllReduce) -> Tensor:
     return (centred * torch.rsqrt(variance + WHITEN_EPSILON)).to(advantages.dtype)
 
 
-def policy_loss(
-    logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, clip_ratio: float
-) -> tuple[Tensor, Metrics]:
-    """Sum over tokens of -min(ratio*A, clip(ratio, 1 -+ clip_ratio)*A), ratio = exp(logp - old_logp)."""
-    difference = torch.where(mask, logp - old_logp, 0.0)
-    ratio = difference.exp()
-    clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
-    loss = torch.where(mask, -torch.minimum(ratio * advantages, clipped * advantages), 0.0).sum()
-    with torch.no_grad():
-        metrics = {
-            "policy_loss": loss.double(),
-            "clip_fraction": (clipped * advantages < ratio * advantages).sum(dtype=torch.float64),
-            "update_kl": (ratio - 1 - difference).sum(dtype=torch.float64),
-        }
-    return loss, metrics
-
-
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, value_clip: float
 ) -> tuple[Tensor, Metrics]:
@@ -85,83 +75,48 @@ def value_loss(
     return loss, {"value_loss": loss.detach().double()}
 
 
-def prepare(
-    run: RunConfig,
-    all_reduce: AllReduce,
-    *,
-    prompts: Tensor,
-    tokens: Tensor,
-    prompt_length: int,
-    eos: int | None,
-    logp: Tensor | None,
-    logp_ref: Tensor | None,
-    rewards: Tensor,
-    values: Tensor,
-) -> tuple[TrainBatch, dict[str, float]]:
-    """The batch of a training operator, from this replica's rows of the containers that it reads.
+class PPO:
+    """Trains a policy, a value function, or both at once."""
 
-    Collective over the replicas. `prompts` [n] holds prompt indices within the step, `tokens`
-    [n, L_p + L_r], `rewards` [n], the rest [n, L_r]; `eos` None: responses end at L_r
-    only. Also returns the step's metrics over all replicas.
-    """
-    mask = response_mask(tokens, prompt_length)
-    rewards = rewards.to(values.dtype)
-    advantages = gae(
-        token_rewards(rewards, logp, logp_ref, mask, run.kl_coefficient),
-        values,
-        mask,
-        run.discount,
-        run.gae_lambda,
-    )
-    batch = TrainBatch(
-        prompts=prompts,
-        tokens=tokens,
-        mask=mask,
-        logp=logp,
-        values=values,
-        advantages=whiten(advantages, mask, all_reduce),
-        returns=torch.where(mask, advantages + values, 0.0),
-    )
-    return batch, _step_metrics(batch, rewards, truncated(tokens, prompt_length, eos), logp_ref, all_reduce)
+    def __init__(self, run: RunConfig, *, policy: bool, value: bool) -> None:
+        self._run, self._policy, self._value = run, policy, value
 
+    def prepare(self, rows: Columns, all_reduce: AllReduce) -> tuple[TrainBatch, dict[str, float]]:
+        """The step's batch and metrics. Collective over the replicas."""
+        if rows.rewards is None or rows.values is None:
+            raise ValueError("PPO needs rewards and values")
+        run, mask = self._run, rows.mask
+        rewards = rows.rewards.to(rows.values.dtype)
+        given = token_rewards(
+            rewards, rows.logp, rows.logp_ref, mask, run.kl_coefficient, run.kl_estimator or "k1"
+        )
+        advantages = gae(given, rows.values, mask, run.discount, run.gae_lambda)
+        batch = TrainBatch(
+            prompts=rows.prompts,
+            tokens=rows.tokens,
+            mask=mask,
+            logp=rows.logp,
+            values=rows.values,
+            advantages=whiten(advantages, mask, all_reduce),
+            returns=torch.where(mask, advantages + rows.values, 0.0),
+        )
+        told = {"value": rows.values, "return": advantages + rows.values}
+        return batch, response_metrics(rows, rewards, told, all_reduce)
 
-def _step_metrics(
-    batch: TrainBatch, rewards: Tensor, cut: Tensor, logp_ref: Tensor | None, all_reduce: AllReduce
-) -> dict[str, float]:
-    """Means per sequence (reward, length, share of those `cut` off) and per response token (entropy and KL
-    estimated by sampling)."""
-    per_sequence = {
-        "reward": rewards,
-        "reward_square": rewards.square(),
-        "response_tokens": batch.mask.sum(1),
-        "truncated": cut,
-    }
-    per_token = {"value": batch.values, "return": batch.returns}
-    if batch.logp is not None:
-        per_token["entropy"] = -batch.logp
-        if logp_ref is not None:
-            per_token["kl_to_reference"] = batch.logp - logp_ref
-    sums = [column.sum(dtype=torch.float64) for column in per_sequence.values()]
-    sums += [torch.where(batch.mask, column, 0.0).sum(dtype=torch.float64) for column in per_token.values()]
-    sums.append(torch.tensor(float(len(batch)), dtype=torch.float64, device=batch.tokens.device))
-    *totals, sequences = all_reduce(torch.stack(sums)).tolist()
-    tokens = max(totals[2], 1.0)
-    counts = [max(sequences, 1.0)] * len(per_sequence) + [tokens] * len(per_token)
-    means = {
-        name: total / count
-        for name, total, count in zip([*per_sequence, *per_token], totals, counts, strict=True)
-    }
-    means["reward_std"] = max(0.0, means.pop("reward_square") - means["reward"] ** 2) ** 0.5
-    return means
-
-
-def actor_loss(logp: Tensor, batch: TrainBatch, run: RunConfig) -> tuple[Tensor, Metrics]:
-    """Policy loss of the rows of `batch` under the log-probabilities [n, L_r] just computed."""
-    if batch.logp is None:
-        raise ValueError("the policy loss needs the log-probabilities of the version that generated")
-    return policy_loss(logp, batch.logp, batch.advantages, batch.mask, run.clip_ratio)
-
-
-def critic_loss(values: Tensor, batch: TrainBatch, run: RunConfig) -> tuple[Tensor, Metrics]:
-    """Value loss of the rows of `batch` under the values [n, L_r] just computed."""
-    return value_loss(values, batch.values, batch.returns, batch.mask, run.value_clip)
+    def loss(self, logp: Tensor | None, values: Tensor | None, part: TrainBatch) -> tuple[Tensor, Metrics]:
+        """Policy loss and value loss, as far as they are trained, of the rows of `part` under the
+        log-probabilities and values [n, L_r] just computed."""
+        total: Tensor | None = None
+        sums: Metrics = {}
+        if self._policy:
+            if logp is None or part.logp is None or part.advantages is None:
+                raise ValueError("the policy loss needs the log-probabilities of the version that generated")
+            total, sums = policy_loss(logp, part.logp, part.advantages, part.mask, self._run.clip_ratio)
+        if self._value:
+            if values is None or part.values is None or part.returns is None:
+                raise ValueError("the value loss needs the values that were predicted before")
+            loss, more = value_loss(values, part.values, part.returns, part.mask, self._run.value_clip)
+            total, sums = loss if total is None else total + loss, sums | more
+        if total is None:
+            raise ValueError("neither a policy nor a value function is trained")
+        return total, sums

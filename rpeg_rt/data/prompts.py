@@ -1,10 +1,10 @@
-"""Prompts from a JSONL file, in an order that is a function of seed and position alone.
+"""Prompts from a file of records, in an order that depends on nothing but the seed.
 
 Position k = step * B + (prompt index within the step) counts through shuffled passes over the data: pass
 k // N takes the N prompts in the order of counter-based random keys.
 """
 
-import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,20 +14,23 @@ import numpy as np
 import numpy.typing as npt
 
 from rpeg_rt.data.errors import DataError
+from rpeg_rt.data.records import Located, read_records
 from rpeg_rt.data.tokenizers import Tokenizer
 from rpeg_rt.sampling import derive_seed, uniforms
 
-LongPrompts = Literal["error", "truncate", "skip"]
+LongTexts = Literal["error", "truncate", "skip"]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One usable line of the file: `record` is the whole JSON object, `line` its number from 1."""
+    """One usable line of the file: `record` is the whole object, `line` its number from 1; `responses` are
+    the tokens of the chosen and the rejected one where the file has pairs."""
 
     text: str
     tokens: tuple[int, ...]
     record: dict[str, Any]
     line: int
+    responses: tuple[tuple[int, ...], ...] = ()
 
 
 class PromptSet:
@@ -59,44 +62,51 @@ def load_prompts(
     *,
     prompt_length: int,
     field: str = "prompt",
-    long_prompts: LongPrompts = "error",
+    long_prompts: LongTexts = "error",
     seed: int = 0,
 ) -> PromptSet:
-    """Read a JSONL file: one object per line whose `field` is the prompt; blank lines are passed over.
+    """Read a file of records whose `field` is the prompt.
 
     A prompt of more than `prompt_length` tokens is an error, keeps its last `prompt_length` tokens
     ("truncate"), or is left out ("skip"). Raises DataError with file and line.
     """
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as exc:
-        raise DataError(f"cannot read prompts {path}: {exc.strerror}") from exc
-    prompts: list[Prompt] = []
-    skipped = 0
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        record = _object(line, where)
-        text = _text(record, field, where)
-        tokens = tokenizer.encode(text)
-        if not tokens:
-            raise DataError(f"{where}: the prompt is empty; a model needs at least one token to start from")
-        if len(tokens) > prompt_length:
-            if long_prompts == "skip":
-                skipped += 1
-                continue
-            if long_prompts == "error":
-                raise DataError(
-                    f"{where}: the prompt has {len(tokens)} tokens, more than prompt length {prompt_length}; "
-                    "raise the prompt length, or set long_prompts to `truncate` or `skip`"
-                )
-            tokens = tokens[-prompt_length:]
-        prompts.append(Prompt(text, tuple(tokens), record, number))
+
+    def prompt(at: Located) -> Prompt | None:
+        text = at.text(field)
+        tokens = prompt_tokens(at, text, tokenizer, prompt_length, long_prompts)
+        return None if tokens is None else Prompt(text, tokens, at.record, at.number)
+
+    return collect(path, prompt, seed)
+
+
+def collect(path: Path, make: Callable[[Located], Prompt | None], seed: int) -> PromptSet:
+    """The prompts that `make` makes of a file's records; None: one that is left out. Raises DataError if
+    there are none."""
+    made = [make(at) for at in read_records(path)]
+    prompts = [p for p in made if p is not None]
+    skipped = len(made) - len(prompts)
     if not prompts:
-        reason = f"all {skipped} prompts are longer than {prompt_length} tokens" if skipped else "no prompts"
+        reason = f"all {skipped} lines are too long" if skipped else "no prompts"
         raise DataError(f"{path}: {reason}; one JSON object per line is needed")
     return PromptSet(path, prompts, skipped, seed)
+
+
+def prompt_tokens(
+    at: Located, text: str, tokenizer: Tokenizer, prompt_length: int, long_prompts: LongTexts
+) -> tuple[int, ...] | None:
+    """The tokens of a prompt, at most `prompt_length`; None if it is to be left out. Raises DataError."""
+    tokens = tokenizer.encode(text)
+    if not tokens:
+        raise DataError(f"{at.where}: the prompt is empty; a model needs at least one token to start from")
+    if len(tokens) > prompt_length:
+        if long_prompts == "skip":
+            return None
+        if long_prompts == "error":
+            raise DataError(
+                f"{at.where}: the prompt has {len(tokens)} tokens, more than prompt length {prompt_length}; "
+                "raise the prompt length, or set long_prompts to `truncate` or `skip`"
+            )
+    return tuple(tokens[-prompt_length:])
 
 
 def token_matrix(prompts: list[Prompt], prompt_length: int) -> npt.NDArray[np.int32]:
@@ -105,26 +115,3 @@ def token_matrix(prompts: list[Prompt], prompt_length: int) -> npt.NDArray[np.in
     for row, prompt in zip(matrix, prompts, strict=True):
         row[prompt_length - len(prompt.tokens) :] = prompt.tokens
     return matrix
-
-
-def _object(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as exc:  # malformed JSON or UTF-8, or nested without end
-        raise DataError(f"{where}: not a line of JSON: {exc}") from exc
-    if not isinstance(record, dict):
-        raise DataError(f"{where}: a JSON object is needed, not {type(record).__name__}")
-    return record
-
-
-def _text(record: dict[str, Any], field: str, where: str) -> str:
-    if field not in record:
-        raise DataError(f"{where}: no field `{field}`; the line has {', '.join(record) or 'no fields'}")
-    text = record[field]
-    if not isinstance(text, str):
-        raise DataError(f"{where}: field `{field}` must be a string, not {type(text).__name__}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as exc:
-        raise DataError(f"{where}: field `{field}` has half of a surrogate pair, which is no text") from exc
-    return text

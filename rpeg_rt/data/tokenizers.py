@@ -22,6 +22,9 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, without an end-of-sequence token."""
 
+    def encode_response(self, text: str) -> list[int]:
+        """Token ids of a response, without special tokens in front and with the end-of-sequence token."""
+
     def decode(self, tokens: list[int]) -> str:
         """Text of a response, without special tokens; what is no valid text becomes U+FFFD."""
 
@@ -35,6 +38,10 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         """The bytes of `text`."""
         return list(text.encode())
+
+    def encode_response(self, text: str) -> list[int]:
+        """The bytes of `text` and the end of the sequence."""
+        return [*text.encode(), self.eos]
 
     def decode(self, tokens: list[int]) -> str:
         """The text of the bytes; the end of the sequence and ids beyond it (padding) are dropped."""
@@ -72,6 +79,11 @@ class HuggingFaceTokenizer:
         while ids and ids[-1] == self.eos:
             ids = ids[:-1]
         return ids
+
+    def encode_response(self, text: str) -> list[int]:
+        """Token ids of `text` alone, and the end of the sequence."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return [*ids, self.eos]
 
     def decode(self, tokens: list[int]) -> str:
         """Text of `tokens`; special tokens and ids beyond the vocabulary (padding) are dropped."""

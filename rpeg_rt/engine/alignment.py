@@ -33,10 +33,11 @@ class Aligned:
         return empty.masked_scatter(self.mask, per_token)
 
 
-def by_length(tokens: Tensor) -> Tensor:
+def by_length(tokens: Tensor, together: int = 1) -> Tensor:
     """The order of token rows from the shortest sequence to the longest: microbatches of neighbours in it
-    have the least padding."""
-    return (tokens >= 0).sum(1).argsort(stable=True)
+    have the least padding. Every `together` consecutive rows stay so, by their longest."""
+    order = (tokens >= 0).sum(1).view(-1, together).amax(1).argsort(stable=True)
+    return (order[:, None] * together + torch.arange(together, device=tokens.device)).flatten()
 
 
 def align(tokens: Tensor, prompt_length: int) -> Aligned:

@@ -1,9 +1,9 @@
 """Optimizer steps: gradients through the pipeline, their reduction, clipping and AdamW.
 
 Gradients are accumulated and sharded over replicas by Megatron's data parallelism and distributed
-optimizer. A minibatch's loss is a sum over its response tokens divided by their number over all replicas,
-so neither microbatches nor replicas can be seen in the result. The gradient norm is taken over the whole
-model in the precision of the gradients' sum (Megatron's own is in single precision).
+optimizer. A minibatch's loss is a sum over its response tokens (or pairs) divided by their number over all
+replicas, so neither microbatches nor replicas can be seen in the result. The gradient norm is taken over the
+whole model in the precision of the gradients' sum (Megatron's own is in single precision).
 """
 
 from collections.abc import Callable
@@ -49,14 +49,14 @@ class TokenOutputs:
 
 
 Loss = Callable[[TokenOutputs, TrainBatch], tuple[Tensor, Metrics]]
-"""Sum over the rows' response tokens of the loss, and sums of other figures, for some rows."""
+"""Sum over the rows' response tokens, or pairs, of the loss, and sums of other figures, for some rows."""
 
 
 class Pass:
     """A minibatch on its way through this rank's stage: gradients accumulate, figures add up.
 
-    `tokens` are the minibatch's response tokens over all replicas, by which its loss is divided. `order` is
-    the 1F1B order of its microtasks; `run` may be called in it only.
+    `terms` are the minibatch's response tokens (or pairs) over all replicas, by which its loss is divided.
+    `order` is the 1F1B order of its microtasks; `run` may be called in it only.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Pass:
         microbatches: int,
         prompt_length: int,
         temperature: float,
-        tokens: float,
+        terms: float,
         tag: int,
     ) -> None:
         self._model, self._batch, self._loss = model, batch, loss
-        self._temperature, self.tokens = temperature, tokens
+        self._temperature, self.terms = temperature, terms
         self._parts = _split(batch, microbatches)
         self._aligned = [align(p.tokens, prompt_length) for p in self._parts]
         self._stage = Stage(model, self._aligned, tag)
@@ -98,7 +98,7 @@ class Pass:
         if model.value_head is not None:
             values = response_values(model, hidden, rows)
         total, metrics = self._loss(TokenOutputs(logp, values), self._parts[i])
-        self._losses[i] = total / self.tokens
+        self._losses[i] = total / self.terms
         _add(self._sums, {"loss": total, **metrics})
 
     def finish(self) -> Metrics:
@@ -162,29 +162,29 @@ class Trainer:
     ) -> "Pass":
         """Start a step on this replica's rows of a minibatch (see `Engine.begin_minibatch`)."""
         self._parallel.zero_grad_buffer()
-        tokens = torch.stack([batch.mask.sum(dtype=torch.float64)]).to(device())
-        dist.all_reduce(tokens, group=self._collection.dp)
-        divisor = max(float(tokens[0]), 1.0)
+        terms = torch.stack([batch.terms]).to(device())
+        dist.all_reduce(terms, group=self._collection.dp)
+        divisor = max(float(terms[0]), 1.0)
         return Pass(self._model, batch, loss, microbatches, prompt_length, temperature, divisor, tag)
 
     def finish(self, done: "Pass") -> dict[str, float]:
         """Reduce the gradients of a pass and step (see `Engine.finish_minibatch`)."""
         sums = done.finish()
         finalize_model_grads([self._parallel], None, pg_collection=self._collection)
-        metrics = self._reduced(sums, done.tokens)
+        metrics = self._reduced(sums, done.terms)
         metrics["gradient_norm"] = self._clipped_norm()
         metrics["learning_rate"] = self._set_learning_rate()
         self._optimizer.step_with_ready_grads()
         self.steps += 1
         return metrics
 
-    def _reduced(self, sums: Metrics, tokens: float) -> dict[str, float]:
-        """Sums over all replicas, divided by the tokens; nothing but on the last stage."""
+    def _reduced(self, sums: Metrics, terms: float) -> dict[str, float]:
+        """Sums over all replicas, divided by the terms; nothing but on the last stage."""
         if not self._groups.is_last_stage:
             return {}
         values = torch.stack(list(sums.values())).to(device())
         dist.all_reduce(values, group=self._collection.dp)
-        return dict(zip(sums, (values / tokens).tolist(), strict=True))
+        return dict(zip(sums, (values / terms).tolist(), strict=True))
 
     def _clipped_norm(self) -> float:
         """Scale the gradients to the permitted norm; return the norm before, of the whole model."""
@@ -226,12 +226,15 @@ class Trainer:
 
 
 def _split(batch: TrainBatch, microbatches: int) -> list[TrainBatch]:
-    """Blocks of rows of nearly equal size, shortest sequences first, without empty ones."""
-    count = min(microbatches, len(batch))
+    """Blocks of rows of nearly equal size, shortest sequences first, without empty ones; a pair stays
+    together."""
+    together = batch.together
+    units = len(batch) // together
+    count = min(microbatches, units)
     if count <= 1:
         return [batch] if count else []
-    batch = batch.select(by_length(batch.tokens))
-    bounds = [len(batch) * i // count for i in range(count + 1)]
+    batch = batch.select(by_length(batch.tokens, together))
+    bounds = [units * i // count * together for i in range(count + 1)]
     return [batch.select(slice(*pair)) for pair in pairwise(bounds)]
 
 

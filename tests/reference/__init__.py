@@ -1,1 +1,1 @@
-"""A plain single-process PPO in plain torch, against which runs of any plan are compared."""
+"""Plain single-process runs in plain torch, against which runs of any plan are compared."""

@@ -39,9 +39,19 @@ def verify(prompt: str, response: str, record: dict[str, Any]) -> float:
 
 
 def write_prompts(directory: Path, count: int = 10) -> Path:
-    """A JSONL file of short prompts, and the verifier as a module beside it."""
+    """A JSONL file of short prompts with pairs of responses, and the verifier as a module beside it."""
     path = directory / "prompts.jsonl"
-    lines = [json.dumps({"prompt": "ab" + "c" * (i % 3) + str(i), "bonus": i / 4}) for i in range(count)]
+    lines = [
+        json.dumps(
+            {
+                "prompt": "ab" + "c" * (i % 3) + str(i),
+                "bonus": i / 4,
+                "chosen": "b" * (i % 4) + str(i),
+                "rejected": "ac0"[: i % 5],
+            }
+        )
+        for i in range(count)
+    ]
     path.write_text("\n".join(lines) + "\n")
     source = inspect.getsource(verify).replace("Any", "object")
     (directory / "tiny_verifier.py").write_text(source)
@@ -221,6 +231,80 @@ def shared(made: Problem) -> Problem:
         staleness={"actor": made.graph.staleness["actor"]},
     )
     return replace(made, models=models, graph=graph)
+
+
+def without_critic(made: Problem) -> Problem:
+    """The same without values: the graph of GRPO and its kin."""
+    replace = msgspec.structs.replace
+    gone = ("critic_inf", "critic_train")
+    vertices = [
+        replace(v, reads=tuple(a for a in v.reads if a != "v"))
+        for v in made.graph.vertices
+        if v.name not in gone
+    ]
+    graph = replace(
+        made.graph,
+        vertices=tuple(vertices),
+        data_edges=tuple(e for e in made.graph.data_edges if not {e.source, e.target} & set(gone)),
+        publication_edges=(Edge("actor_train", "actor_gen", "W_actor"),),
+        containers=tuple(c for c in made.graph.containers if c.name not in ("W_critic", "v")),
+        trainable=("actor",),
+        staleness={"actor": made.graph.staleness["actor"]},
+    )
+    models = {name: spec for name, spec in made.models.items() if name != "critic"}
+    return replace(made, models=models, graph=graph)
+
+
+def from_pairs(made: Problem) -> Problem:
+    """The graph of DPO, with sizes of the workload of `made`."""
+    replace = msgspec.structs.replace
+    w = made.workload
+    sizes = {
+        "Y": w.sequences * w.total_length,
+        "logp_actor": w.sequences * w.response_length,
+        "logp_ref": w.sequences * w.response_length,
+    }
+    containers = [
+        Container(name=f"W_{n}", elements=20000, bytes_each=4, weights_of=m)
+        for n, m in (("actor", "actor"), ("ref", "reference"))
+    ]
+    containers += [Container(name=n, elements=e, bytes_each=4) for n, e in sizes.items()]
+    graph = Graph(
+        vertices=(
+            Vertex(
+                name="ref_inf",
+                role="inference",
+                model="reference",
+                reads=("W_ref", "Y"),
+                writes=("logp_ref",),
+            ),
+            Vertex(
+                name="actor_inf",
+                role="inference",
+                model="actor",
+                reads=("W_actor", "Y"),
+                writes=("logp_actor",),
+            ),
+            Vertex(
+                name="actor_train",
+                role="training",
+                model="actor",
+                reads=("W_actor", "Y", "logp_actor", "logp_ref"),
+                writes=("W_actor",),
+            ),
+        ),
+        data_edges=(
+            Edge("ref_inf", "actor_train", "logp_ref"),
+            Edge("actor_inf", "actor_train", "logp_actor"),
+        ),
+        publication_edges=(Edge("actor_train", "actor_inf", "W_actor"),),
+        containers=tuple(containers),
+        trainable=("actor",),
+        staleness={"actor": made.graph.staleness["actor"]},
+        inputs=("Y", "W_ref"),
+    )
+    models = {name: made.models[name] for name in ("actor", "reference")}
+    return replace(made, models=models, graph=graph, host={})
 
 
 def trained(gpus: str, dp: int = 1, pp: int = 1, mb: tuple[int, int] = (1, 1)) -> dict[str, Placement]:

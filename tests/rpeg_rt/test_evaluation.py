@@ -20,7 +20,7 @@ from rpeg_rt.realise import Realisation
 from rpeg_rt.run import Settings, execute
 from rpeg_rt.trace import Dispatch, Evaluation, TraceWriter, read_trace
 from rpeg_rt.verify import verify_trace
-from tests.reference.ppo import from_problem
+from tests.reference.runs import from_problem
 from tests.rpeg_rt.plans import colocated, executable, place, problem, verify, write_plan
 
 QUESTIONS = 7

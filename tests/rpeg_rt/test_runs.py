@@ -6,7 +6,6 @@ times steps, the farthest that AdamW can move one.
 
 import json
 import random
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
@@ -16,10 +15,9 @@ from safetensors.torch import load_file
 
 from ir_schema.problem import Placement, Problem, Workload
 from rpeg_rt.checkpoints import saved_name
-from rpeg_rt.data.prompts import Prompt
 from rpeg_rt.run import Settings, execute
 from rpeg_rt.verify import verify_file
-from tests.reference.ppo import PPO, Step, from_problem
+from tests.reference.runs import from_problem
 from tests.rpeg_rt.plans import (
     VERTICES,
     colocated,
@@ -105,52 +103,14 @@ STALE: dict[str, tuple[int, dict[str, Placement]]] = {
 }
 
 
-class StalePPO(PPO):
-    """The plain process, serving with the versions that an asynchronous plan serves with."""
-
-    behind = 0
-
-    def step(self, k: int) -> Step:
-        """A step of the plain process, with old weights where it serves."""
-        history = self.__dict__.setdefault("history", {"actor": [], "critic": []})
-        for key, versions in history.items():
-            versions.append({n: t.detach().clone() for n, t in self.weights[key].items()})
-        self.served = {key: versions[max(0, k - self.behind)] for key, versions in history.items()}
-        return super().step(k)
-
-    def generate(
-        self, prompts: list[Prompt], step: int, seed: int, rollouts: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Responses of the served actor."""
-        newest, self.weights["actor"] = self.weights["actor"], self.served["actor"]
-        try:
-            return super().generate(prompts, step, seed, rollouts)
-        finally:
-            self.weights["actor"] = newest
-
-    def outputs(self, key: str, tokens: torch.Tensor) -> torch.Tensor:
-        """Without gradients it is inference that asks, with the served critic."""
-        if key != "critic" or torch.is_grad_enabled():
-            return super().outputs(key, tokens)
-        newest, self.weights["critic"] = self.weights["critic"], self.served["critic"]
-        try:
-            return super().outputs(key, tokens)
-        finally:
-            self.weights["critic"] = newest
-
-
 @cache
 def reference(
     workload: Workload, directory: Path, steps: int, behind: int = 0
 ) -> tuple[list[dict[str, float]], dict[str, dict[str, torch.Tensor]]]:
     """Metrics by step and final weights by model of the plain process."""
-    made = problem(workload={f: getattr(workload, f) for f in workload.__struct_fields__})
+    made = problem(workload={f: getattr(workload, f) for f in workload.__struct_fields__}, staleness=behind)
     plain = from_problem(made, directory, verify)
-    if behind:
-        plain = StalePPO(**{f.name: getattr(plain, f.name) for f in fields(plain) if f.init})
-        plain.behind = behind
-    metrics = [step.metrics for step in plain.train(steps)]
-    return metrics, {plain.names[k]: w for k, w in plain.weights.items()}
+    return [step.metrics for step in plain.train(steps)], plain.weights
 
 
 def unsplit(problem: Problem) -> Workload:

@@ -7,18 +7,9 @@ import pytest
 import torch
 
 from ir_schema.problem import RunConfig
-from rpeg_rt.algorithms.batch import minibatches, response_mask
-from rpeg_rt.algorithms.ppo import (
-    actor_loss,
-    critic_loss,
-    gae,
-    last_token,
-    policy_loss,
-    prepare,
-    token_rewards,
-    value_loss,
-    whiten,
-)
+from rpeg_rt.algorithms.batch import Columns, minibatches
+from rpeg_rt.algorithms.policy import policy_loss
+from rpeg_rt.algorithms.ppo import PPO, gae, last_token, token_rewards, value_loss, whiten
 
 LENGTHS = [3, 0, 5, 1, 4, 5]  # an empty response, one of one token, two at the limit
 LIMIT = 5
@@ -173,6 +164,18 @@ def test_padding_contributes_no_gradient_even_when_it_is_not_finite():
     assert (gradient[~mask] == 0).all()
 
 
+def prepare(run, given):
+    return PPO(run, policy=True, value=True).prepare(Columns(**given), alone)
+
+
+def actor_loss(logp, batch, run):
+    return PPO(run, policy=True, value=False).loss(logp, None, batch)
+
+
+def critic_loss(values, batch, run):
+    return PPO(run, policy=False, value=True).loss(None, values, batch)
+
+
 def rows(lengths=LENGTHS, prompt_length=2):
     """Containers of a step of prompts with two rollouts each."""
     tokens = torch.full((len(lengths), prompt_length + LIMIT), -1, dtype=torch.int32)
@@ -195,9 +198,8 @@ def rows(lengths=LENGTHS, prompt_length=2):
 
 def test_prepare():
     given, run = rows(), RunConfig(kl_coefficient=0.05)
-    batch, metrics = prepare(run, alone, **given)
+    batch, metrics = prepare(run, given)
     assert torch.equal(batch.mask, mask_of())
-    assert torch.equal(batch.mask, response_mask(given["tokens"], 2))
     rewards = loop_rewards(given["rewards"].double(), given["logp"], given["logp_ref"], LENGTHS, 0.05)
     advantages = loop_gae(rewards, given["values"], LENGTHS, 1.0, 0.95)
     close(batch.advantages, loop_whiten(advantages, LENGTHS))
@@ -209,12 +211,12 @@ def test_prepare():
     kl = float((given["logp"] - given["logp_ref"]).sum()) / sum(LENGTHS)
     assert metrics["kl_to_reference"] == pytest.approx(kl)
     assert metrics["truncated"] == pytest.approx(1 / 6)
-    assert prepare(run, alone, **{**given, "eos": None})[1]["truncated"] == pytest.approx(2 / 6)
+    assert prepare(run, {**given, "eos": None})[1]["truncated"] == pytest.approx(2 / 6)
 
 
 def test_first_update_of_one_minibatch_has_ratio_one():
     given, run = rows(), RunConfig()
-    batch, _ = prepare(run, alone, **given)
+    batch, _ = prepare(run, given)
     loss, metrics = actor_loss(given["logp"], batch, run)
     close(loss, -batch.advantages.sum())
     assert metrics["clip_fraction"] == 0
@@ -225,8 +227,8 @@ def test_first_update_of_one_minibatch_has_ratio_one():
 
 def test_a_critic_that_does_not_read_the_log_probabilities():
     given, run = {**rows(), "logp": None}, RunConfig()
-    batch, metrics = prepare(run, alone, **given)
-    no_kl, _ = prepare(RunConfig(kl_coefficient=0.0), alone, **rows())
+    batch, metrics = prepare(run, given)
+    no_kl, _ = prepare(RunConfig(kl_coefficient=0.0), rows())
     close(batch.returns, no_kl.returns)
     assert "kl_to_reference" not in metrics
     with pytest.raises(ValueError, match="version that generated"):
@@ -235,7 +237,7 @@ def test_a_critic_that_does_not_read_the_log_probabilities():
 
 @pytest.mark.parametrize("lengths", [[1] * 6, [0] * 6, [5] * 6])
 def test_uniform_lengths(lengths):
-    batch, metrics = prepare(RunConfig(), alone, **rows(lengths))
+    batch, metrics = prepare(RunConfig(), rows(lengths))
     for loss in (
         actor_loss(batch.logp, batch, RunConfig())[0],
         critic_loss(batch.values, batch, RunConfig())[0],
@@ -245,7 +247,7 @@ def test_uniform_lengths(lengths):
 
 
 def test_losses_of_microbatches_add_up():
-    batch, _ = prepare(RunConfig(), alone, **rows())
+    batch, _ = prepare(RunConfig(), rows())
     new = batch.logp + masked(30)
     whole, _ = actor_loss(new, batch, RunConfig())
     parts = [slice(0, 1), slice(1, 4), slice(4, 6)]
@@ -253,7 +255,7 @@ def test_losses_of_microbatches_add_up():
 
 
 def test_minibatches_do_not_depend_on_the_replicas():
-    batch, _ = prepare(RunConfig(), alone, **rows([2] * 8))
+    batch, _ = prepare(RunConfig(), rows([2] * 8))
     whole = [sorted(set(b.prompts.tolist())) for b in minibatches(batch, 2, 3)]
     assert whole == [[0, 2], [1, 3]] * 3
     halves = [list(minibatches(batch.select(s), 2, 3)) for s in (slice(0, 4), slice(4, 8))]
@@ -263,7 +265,7 @@ def test_minibatches_do_not_depend_on_the_replicas():
 
 
 def test_a_replica_may_have_no_rows_of_a_minibatch():
-    batch, _ = prepare(RunConfig(), alone, **rows([2] * 2))
+    batch, _ = prepare(RunConfig(), rows([2] * 2))
     sizes = [len(b) for b in minibatches(batch, 3, 1)]
     assert sizes == [2, 0, 0]
     empty = batch.select(slice(0, 0))

@@ -75,7 +75,7 @@ def test_long_prompts(load):
     skipping = load(*lines, prompt_length=4, long_prompts="skip")
     assert [p.text for p in skipping.prompts] == ["ab"]
     assert skipping.skipped == 1
-    with pytest.raises(DataError, match="all 2 prompts are longer than 1 tokens"):
+    with pytest.raises(DataError, match="all 2 lines are too long"):
         load(*lines, prompt_length=1, long_prompts="skip")
 
 

@@ -1,0 +1,109 @@
+"""Every algorithm under random legal plans on real workers, against one plain process.
+
+Synchronous runs give its figures and parameters; asynchronous ones those of a process that serves with the
+versions of the plan. In float64; parameters are compared in units of learning rate times optimizer steps.
+"""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ir_schema.envelope import pretty
+from ir_schema.problem import PartialPlacement, Placement, Problem
+from rpeg_rt.checkpoints import saved_name
+from rpeg_rt.load import load_plan
+from rpeg_rt.run import Settings, execute
+from rpegc.cli.group import run as rpegc
+from tests.reference.process import Process
+from tests.reference.runs import from_problem
+from tests.rpeg_rt.plans import verify, write_prompts
+from tests.rpeg_rt.random_plans import random_plan, random_problem, write_tokenizer
+
+PRESETS = ("ppo", "ppo_shared", "grpo", "rloo", "reinforce", "dpo")
+QUICK = {"ppo_shared": (3,), "grpo": (2,), "rloo": (3,), "reinforce": (2,), "dpo": (3,)}
+SLOW = range(10, 18)
+CASES = [(preset, seed) for preset, seeds in QUICK.items() for seed in seeds]
+CASES += [
+    pytest.param(preset, seed, marks=pytest.mark.slow)  # type: ignore[misc]
+    for preset in PRESETS
+    for seed in SLOW
+]
+
+
+def write_problem(directory: Path, made: Problem, plan: dict[str, Placement]) -> Path:
+    """Data and the compiled plan."""
+    directory.mkdir(exist_ok=True)
+    write_prompts(directory, count=15)
+    write_tokenizer(directory)
+    partial = {v: msgspec.convert(msgspec.to_builtins(p), PartialPlacement) for v, p in plan.items()}
+    (directory / "problem.json").write_bytes(pretty(msgspec.structs.replace(made, plan=partial)))
+    path = directory / "plan.exe.json"
+    assert rpegc([str(directory / "problem.json"), "--search", "none", "-q", "-o", str(path)]) == 0
+    return path
+
+
+def served_behind(path: Path) -> dict[str, int]:
+    """How many versions the plan's serving operators lag behind, by model."""
+    executable = load_plan(path).executable
+    training = {v.name for v in executable.problem.graph.vertices if v.role == "training"}
+    behind: dict[str, set[int]] = {}
+    for node in executable.template:
+        if node.kind == "Op" and node.vertex not in training and not node.members:
+            for model, offset in node.reads.items():
+                behind.setdefault(model, set()).add(-offset)
+    return {model: lag for model, lags in behind.items() for lag in [max(lags)] if len(lags) == 1}
+
+
+def outcome(path: Path) -> tuple[list[dict[str, float]], dict[str, dict[str, torch.Tensor]]]:
+    """Figures by step and final weights by model of a run whose trace is verified."""
+    metrics = path.parent / "metrics.jsonl"
+    assert execute(path, Settings(metrics=metrics, save=path.parent), lambda *_: None).trace_verified
+    steps: list[dict[str, float]] = []
+    for line in map(json.loads, metrics.read_text().splitlines()):
+        figures = [line[v] for v in sorted(line, reverse=True) if isinstance(line[v], dict)]
+        steps.append({name: value for found in figures for name, value in found.items()})
+    trained = load_plan(path).executable.problem.graph.trainable
+    return steps, {m: load_file(path.parent / m / "model.safetensors") for m in trained}
+
+
+def compare(
+    steps: list[dict[str, float]], weights: dict[str, dict[str, torch.Tensor]], plain: Process
+) -> None:
+    """A run against the plain process, which is run here."""
+    for got, want in zip(steps, plain.train(len(steps)), strict=True):
+        wanted = {n.removeprefix("_"): x for n, x in want.metrics.items() if n != "kl"}
+        assert {n: got[n] for n in wanted} == pytest.approx(wanted, rel=1e-7, abs=1e-7)
+    w = plain.workload
+    updates = len(steps) * w.epochs * w.minibatches
+    for model, tensors in weights.items():
+        farthest = plain.settings(model).learning_rate * updates
+        wanted_tensors = {saved_name(n): t.detach() for n, t in plain.weights[model].items()}
+        assert tensors.keys() == wanted_tensors.keys()
+        for name, values in tensors.items():
+            assert torch.allclose(values, wanted_tensors[name], rtol=0, atol=1e-4 * farthest), name
+
+
+@pytest.mark.parametrize(("preset", "seed"), CASES)
+def test_any_plan_equals_the_plain_process(preset: str, seed: int, tmp_path: Path) -> None:
+    dice = random.Random(f"{preset} {seed}")
+    made = random_problem(dice, dice.choice([2, 3, 4, 6, 8] if seed >= min(SLOW) else [2, 3]), preset)
+    path = write_problem(tmp_path, made, random_plan(dice, made))
+    behind = served_behind(path)
+    assert behind == {m: made.graph.staleness.get(m, 0) for m in behind}
+    compare(*outcome(path), from_problem(made, tmp_path, verify, behind))
+
+
+def test_the_same_plan_and_seed_give_the_same_bits(tmp_path: Path) -> None:
+    dice = random.Random(5)
+    made = random_problem(dice, 2, "grpo")
+    plan = random_plan(dice, made)
+    runs: list[Any] = [outcome(write_problem(tmp_path / name, made, plan)) for name in ("one", "two")]
+    assert runs[0][0] == runs[1][0]
+    for model, tensors in runs[0][1].items():
+        assert all(torch.equal(values, runs[1][1][model][name]) for name, values in tensors.items())
