@@ -20,14 +20,14 @@ ROOM = 2.0**60
 
 def place(space: Space) -> Row | None:
     """A plan whose allocations lie to each other as the decision space wants it, every vertex on many GPUs in
-    its fastest layout there; None if there is none."""
+    its leanest layout there; None if there is none."""
     at = {v: i for i, block in enumerate(space.blocks) for v in block}
     between = {(at[u], at[v], relation) for u, v, relation in space.relations}
     for chosen in itertools.product(*(_places(space, block) for block in space.blocks)):
         if all(_related(chosen[i], chosen[j], relation) for i, j, relation in between):
             intervals = [chosen[at[v]] for v in range(len(space.vertices))]
             placed = zip(space.options, intervals, strict=True)
-            return np.array([(_fastest(options, n), first) for options, (first, n) in placed])
+            return np.array([(_leanest(options, n), first) for options, (first, n) in placed])
     return None
 
 
@@ -58,10 +58,10 @@ def _places(space: Space, block: Block) -> list[Interval]:
     return sorted(set.intersection(*allowed), key=lambda place: (-place[1], place[0]))
 
 
-def _fastest(options: Candidates, gpus: int) -> int:
-    """The number of the first of the shapes on so many GPUs."""
-    i = next(i for i, shape in enumerate(options.shapes) if shape.gpus == gpus)
-    return int(options.numbers[i])
+def _leanest(options: Candidates, gpus: int) -> int:
+    """The number of the shape on so many GPUs that needs least memory alone."""
+    shapes = zip(options.shapes, options.numbers.tolist(), strict=True)
+    return min((shape.nbytes, int(number)) for shape, number in shapes if shape.gpus == gpus)[1]
 
 
 def _related(one: Interval, other: Interval, relation: Relation) -> bool:

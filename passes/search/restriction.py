@@ -141,7 +141,7 @@ PEERS = {
         DecisionSpace("asyncflow", "AsyncFlow: as areal", relations=_GENERATION_APART, least_staleness=1),
         DecisionSpace(
             "rlinf",
-            "RLinf: one group of GPUs per role, the same or disjoint; the smallest layouts that fit; "
+            "RLinf: one group of GPUs per role, the same or disjoint; the smallest layouts that fit alone; "
             "no fusing, sharing",
             relations=(
                 *_ONE_PER_ROLE,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 from click.shell_completion import CompletionItem
 
+from rpegc.cli.compare import compare_command
 from rpegc.cli.compile import compile_command
 from rpegc.cli.console import HELP_OPTIONS, Console
 from rpegc.cli.convergence import convergence_command
@@ -31,6 +32,7 @@ COMMANDS = (
     convergence_command,
     sweep_command,
     whatif_command,
+    compare_command,
     explain_command,
     passes_command,
     schema_command,

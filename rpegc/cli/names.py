@@ -43,6 +43,12 @@ def _models() -> Iterable[str]:
     return model_names()
 
 
+def _peers() -> Iterable[str]:
+    from passes.search.restriction import PEERS
+
+    return PEERS
+
+
 def _starting(names: Callable[[], Iterable[str]], also: tuple[str, ...] = ()) -> Complete:
     """The callback that offers those of `names` that start with what was typed."""
     return lambda ctx, param, typed: [n for n in (*also, *names()) if n.startswith(typed)]
@@ -60,3 +66,4 @@ cost_models = _starting(_cost_models)
 stages = _starting(_stages)
 codes = _starting(_codes)
 models = _starting(_models)
+peers = _starting(_peers)

@@ -25,39 +25,54 @@ def budget_of(ctx: click.Context, param: click.Parameter, text: str | None) -> d
     return {"budget": None, "time_limit": amount * UNITS[match[3]]} if match[3] else {"budget": int(text)}
 
 
-def search_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Adds `--search`, `--budget`, `--time-limit`, `--seed` and `--threads`: what was said of them is handed
-    over as `search`, the options of the pass `search` that it replaces."""
+def budget_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Adds `--budget`, `--time-limit` and `--seed`: what was said of them is handed over as `search`, the
+    options of the pass `search` that it replaces."""
 
     @functools.wraps(command)
     def collect(
-        *args: Any,
-        method: str | None,
-        budget: dict[str, object],
-        time_limit: float | None,
-        seed: int | None,
-        threads: int | None,
-        **rest: Any,
+        *args: Any, budget: dict[str, object], time_limit: float | None, seed: int | None, **rest: Any
     ) -> int:
-        search = {"method": method, "time_limit": time_limit, "seed": seed, "threads": threads}
+        search = {"time_limit": time_limit, "seed": seed}
         said = {name: value for name, value in search.items() if value is not None}
         if budget.keys() & said.keys():
             raise click.UsageError("`--time-limit` and the time of `--budget` are the same: give one")
         return command(*args, search={**said, **budget}, **rest)
 
-    wrapped: Callable[..., int] = collect
-    for option in (
-        click.option("--threads", type=click.IntRange(min=1), metavar="N",
-                     help="Threads of the search (default: all cores); any number gives the same plan."),
+    return _with_options(
+        collect,
         click.option("--seed", type=click.IntRange(min=0), help="Seed of the search."),
         click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
                      help="An extra cap on the search; results may then differ between runs."),
         click.option("--budget", callback=budget_of, metavar="N|TIME",
                      help="Evaluations of the search (heuristics are always scored), or its time: `90s`."),
+    )  # fmt: skip
+
+
+def search_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Adds `--search` and `--threads` to what `budget_options` adds and hands over."""
+
+    @functools.wraps(command)
+    def collect(
+        *args: Any, search: dict[str, object], method: str | None, threads: int | None, **rest: Any
+    ) -> int:
+        more = {"method": method, "threads": threads}
+        said = {name: value for name, value in more.items() if value is not None}
+        return command(*args, search={**said, **search}, **rest)
+
+    return _with_options(
+        budget_options(collect),
+        click.option("--threads", type=click.IntRange(min=1), metavar="N",
+                     help="Threads of the search (default: all cores); any number gives the same plan."),
         click.option("--search", "method",
                      type=click.Choice(["auto", "sa", "greedy", "concurrent", "none"]),
                      help="auto: the best method (default); sa: simulated annealing; greedy, concurrent: "
                           "heuristics; none: the plan in the file."),
-    ):  # fmt: skip
-        wrapped = option(wrapped)
-    return wrapped
+    )  # fmt: skip
+
+
+def _with_options(
+    command: Callable[..., int], *options: Callable[[Callable[..., int]], Callable[..., int]]
+) -> Callable[..., int]:
+    """`command` with `options`; the help shows the last one first."""
+    return functools.reduce(lambda made, option: option(made), options, command)
