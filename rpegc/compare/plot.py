@@ -26,7 +26,7 @@ def _draw(found: Comparison, figure: Any) -> None:
     figure.supxlabel(effort(found), fontsize="small")
     steps, rates, peaks, shares = figure.subplots(1, 4, sharey=True, width_ratios=(5, 2, 2, 2))
     steps.set_yticks(range(len(found.entries)), [e.name for e in found.entries])
-    steps.invert_yaxis()
+    steps.set_ylim(len(found.entries) - 0.5, -0.5)  # also where there is no bar
     longest = _bars(steps, found, "step time [s]", lambda f: f.step_time_s)
     steps.set_xlim(0, 1.6 * longest or 1)  # what is told of a plan stands behind its bar
     for place, entry in enumerate(found.entries):
@@ -48,6 +48,7 @@ def _draw(found: Comparison, figure: Any) -> None:
         "{:.1f}".format,
     )
     _bars(shares, found, "utilisation [%]", lambda f: 100 * f.utilization, "{:.1f}".format)
+    shares.set_xlim(0, 100)
     for limit in {e.figures.memory_limit_bytes / 2**30 for e in found.entries if e.figures is not None}:
         peaks.axvline(limit, color="tab:red", linestyle="--")
 

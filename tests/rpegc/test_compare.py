@@ -25,6 +25,7 @@ from passes.search.settings import Settings
 from passes.search.structures import structures
 from passes.structure import Plan
 from rpegc.cli.group import run
+from rpegc.compare import plot as plot_module
 from rpegc.compare.data import Comparison, Entry
 from rpegc.compare.run import compare, systems
 from rpegc.compare.show import as_text
@@ -372,6 +373,7 @@ def test_the_table_tells_plans_and_reasons(rpegc: Rpegc) -> None:
 
 
 def test_json_csv_and_plot_tell_the_same(rpegc: Rpegc) -> None:
+    pytest.importorskip("matplotlib")
     code, out, _ = rpegc("--json", "--csv", "out.csv", "--plot", "out.png")
     assert code == 0
     told = json.loads(out)
@@ -385,6 +387,20 @@ def test_json_csv_and_plot_tell_the_same(rpegc: Rpegc) -> None:
     assert lines[0]["step_time_s"] == str(told["entries"][0]["figures"]["step_time_s"])
     assert (lines[1]["outcome"], lines[1]["step_time_s"]) == ("not allowed", "")
     assert Path("out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_plot_has_a_place_for_spaces_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bars of plans, and where there is none what is said instead, inside the axes."""
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    monkeypatch.setattr(plot_module, "write_plot", lambda name, draw, inches: draw(figure))
+    found = compared(problem_of(GRPO, 2, SearchSpace()), "areal", "split")
+    plot_module.plot(found, "compare.png")
+    axes = figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["areal", "split", "rpeg"]
+    assert len(axes.patches) == 2
+    texts = {text.get_text(): text.xy[1] for text in axes.texts}
+    assert texts["not allowed by this file"] == 0
+    assert axes.get_ylim() == (2.5, -0.5)
 
 
 @pytest.mark.parametrize(
