@@ -196,14 +196,16 @@ def anneal(
     kept: Ints,
     kept_guess: Floats,
 ) -> int:
-    """Anneal the guess from `start`, cooling from `temperature`; the rows at which the walk arrived last that
-    were nearly as good as the best so far, with their guesses, into `kept`. Returns how many there are."""
+    """Anneal the guess from `start`, cooling from `temperature`; that and the rows at which the walk arrived
+    that were nearly as good as the best so far, with their guesses, into `kept`, the last ones if there are
+    more than have room. Returns how many there are."""
     np.random.seed(seed)
     places = len(start)
     finish = np.empty(places, np.int64)
     row, new = start.copy(), start.copy()
     _, cost = _judge(shapes, terms, row, finish)
-    best, count = cost, 0
+    kept[0], kept_guess[0] = row, cost
+    best, count = cost, 1
     for i in range(rounds):
         heat = temperature * (1 - i / rounds) ** 2 + 1e-5
         new[:] = row

@@ -1,8 +1,9 @@
 """What to tell when nothing fits in memory: the tightest GPU, what fills it, and what would be enough.
 
 Remedies are found with lean plans: every vertex on as many GPUs as it can use, in the layout that needs
-least memory there. Method `sa` starts from that plan where no other fits, so it finds a plan wherever the
-lean one fits, and may get by with less; the other methods may miss it, and then the messages name `sa`.
+least memory there. Methods `sa` and `auto` start from that plan where no other fits, so they find a plan
+wherever the lean one fits, and may get by with less; the heuristics may miss it, and then the messages name
+`auto`.
 """
 
 import math
@@ -59,9 +60,9 @@ def too_large_alone(problem: Problem, diagnostics: list[Diagnostic], method: str
 
 
 def _remedies(problem: Problem, method: str, peak_bytes: int) -> list[str]:
-    """What would be enough, in words: method `sa` if that is all, else a change of the problem; `peak_bytes`
+    """What would be enough, in words: method `auto` if that is all, else a change of the problem; `peak_bytes`
     are what the closest plan needs."""
-    searching = "" if method == "sa" else "with method `sa` (-O2), "
+    searching = "" if method in ("sa", "auto") else "with method `auto` (-O2), "
     if searching and _fits(problem):
         return [f"{searching}a plan is found that fits"]
     found = []
@@ -78,7 +79,7 @@ def _remedies(problem: Problem, method: str, peak_bytes: int) -> list[str]:
     if _fits(with_memory(problem, needed)):
         found.append(f"{searching}GPUs with {amount(needed)} were found to be enough")
     if searching:
-        found.append("try method `sa` (-O2), which looks at more plans")
+        found.append("try method `auto` (-O2), which looks at more plans")
     return found
 
 

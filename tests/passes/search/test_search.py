@@ -293,7 +293,7 @@ def test_nothing_fits():
         Search(budget=50).run(problem)
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "E420"
-    for what in ("actor: ", "ref: ", "while it runs"):
+    for what in ("actor: ", "critic: ", "while it runs"):
         assert any(what in note and "GiB" in note for note in diagnostic.notes), diagnostic.notes
     enough = int(re.search(r"(\d+) GPUs", diagnostic.help)[1])
     assert evaluate(Search(budget=400).run(with_nodes(problem, enough // 4))).memory_feasible
@@ -313,7 +313,7 @@ def test_an_operator_that_does_not_fit_alone():
 
 
 REMEDY = re.compile(
-    r"(?P<sa>with method `sa` \(-O2\), )?("
+    r"(?P<auto>with method `auto` \(-O2\), )?("
     r"\d+ GPUs \((?P<nodes>\d+) nodes of 4\) were found to be enough"
     r"|responses of (?P<tokens>\d+) tokens( \(with `length_quantiles` that end there\))? were found to fit"
     r"|GPUs with (?P<memory>\d+)\.00 (?P<unit>[GM]iB) were found to be enough"
@@ -333,7 +333,7 @@ def remedied(problem, remedy):
 
 
 @pytest.mark.parametrize("cost_model", ["paper", "megatron"])
-@pytest.mark.parametrize("method", ["greedy", "concurrent", "sa"])
+@pytest.mark.parametrize("method", ["greedy", "concurrent", "sa", "auto"])
 def test_every_remedy_is_one(method, cost_model):
     """The changed problem, compiled by the same method or by the one that is named, has a plan that fits."""
     remedies = 0
@@ -345,7 +345,7 @@ def test_every_remedy_is_one(method, cost_model):
         except DiagnosticError as exc:
             diagnostics = exc.diagnostics
         for remedy in REMEDY.finditer("; ".join(d.help for d in diagnostics)):
-            assert bool(remedy["sa"]) == (method != "sa")
+            assert bool(remedy["auto"]) == (method in ("greedy", "concurrent"))
             found = Search(budget=30).run(remedied(problem, remedy))
             assert evaluate(found).memory_feasible, remedy[0]
             remedies += 1
@@ -362,7 +362,7 @@ def test_a_plan_that_a_search_finds_is_the_only_remedy():
     with pytest.raises(DiagnosticError) as caught:
         Search(method="greedy").run(problem)
     help = "; ".join(d.help for d in caught.value.diagnostics)
-    assert [r[0] for r in REMEDY.finditer(help)] == ["with method `sa` (-O2), a plan is found that fits"]
+    assert [r[0] for r in REMEDY.finditer(help)] == ["with method `auto` (-O2), a plan is found that fits"]
     assert evaluate(Search(budget=30).run(problem)).memory_feasible
 
 
