@@ -42,7 +42,7 @@ class Walk:
         self.starts = list(starts)
         self.rng = random.Random(f"{settings.seed}/{space.index}")
         self.neighbours = Neighbours(space)
-        self.sketch = Sketch(space)
+        self.sketch = Sketch(space, settings.cores)
         self.suggested: list[Row] = []
         self.optimum: Found | None = None
         self.patience = max(3, min(60, settings.evaluations // PATIENCE))
@@ -65,6 +65,8 @@ class Walk:
     def run(self) -> str:
         """Search until the ledger says stop (OutOfBudget), or until sketches lead nowhere new."""
         stale = 0
+        if self.optimum is not None:
+            self._descend(self.optimum)
         while stale < self.patience * (1 if self.fits else INSISTENCE):
             before = self.optimum
             for found in [*self.starts[:DESCENTS], *self._sketched()]:
@@ -80,10 +82,9 @@ class Walk:
         return "exhausted"
 
     def _sketched(self) -> list[Found]:
-        """The best of some plans sketched, half of them from the best plan, that no descent has come by."""
+        """The best of some plans sketched from the best plan so far, that no descent has come by."""
         best = self.optimum or self.starts[0]
-        rows = [self.sketch.rows(best.row, self.rng, SKETCHED) for _ in range(SKETCHES)]
-        return self._best(np.concatenate(rows), DESCENTS)
+        return self._best(self.sketch.rows(best.row, self.rng, SKETCHES, SKETCHED), DESCENTS)
 
     def _best(self, rows: Rows, count: int) -> list[Found]:
         keys = self.space.evaluator.keys(rows)
@@ -112,7 +113,11 @@ class Walk:
             if name in self._seen:
                 return
             self._seen.add(name)
-            better = self._moved(found) or self._moved_pair(found)
+            try:
+                better = self._moved(found) or self._moved_pair(found)
+            except OutOfBudget:
+                self._seen.discard(name)
+                raise
 
     def _moved(self, found: Found) -> Found | None:
         """The plan after one pass over all groups; None if no move improves it."""
@@ -176,8 +181,9 @@ class Auto:
         for i in range(ROUNDS):
             for j, walk in enumerate(walks):
                 rest = max(0, budget - ledger.evaluations - reserve)
-                share = 1 / (len(walks) - j) / (ROUNDS - i)
-                self._run(walk, int(share * rest), share)
+                waiting = len(walks) - j
+                time_share = 1 / waiting / (ROUNDS - i + 1)
+                self._run(walk, rest // waiting // (ROUNDS - i), time_share)
             walks = self._better_half(self._bounded(walks) if i == 0 else walks)
             if not walks:
                 break

@@ -12,17 +12,19 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ir_schema.problem import Placement, Problem
+from ir_schema.problem import Problem
 from passes.search.candidates import Candidates
 from passes.search.evaluator import Row
 from passes.search.greedy import widest
-from passes.search.masks import gpu_mask
 from passes.search.space import Space
 
 MOST_PLANS = 1000
 AT_ONCE = 32
 
-Choice = tuple[int, tuple[Placement, ...]]
+Place = tuple[int, int]
+"""A vertex's entry in a row: shape number and first GPU."""
+
+Choice = tuple[int, tuple[Place, ...]]
 
 
 def levels(problem: Problem) -> list[list[str]]:
@@ -37,15 +39,14 @@ def levels(problem: Problem) -> list[list[str]]:
 class _Member:
     """One vertex's candidates with their times and GPUs (bit masks), in candidate order."""
 
-    def __init__(self, space: Space, candidates: Candidates) -> None:
-        masks: dict[object, int] = {}
-        self.options: list[tuple[int, int, Placement]] = []
-        for shape in candidates.shapes:
-            for p in candidates.placements(shape):
-                key = (p.origin, p.extent)
-                if key not in masks:
-                    masks[key] = gpu_mask(space.problem.device_space, p.allocation)
-                self.options.append((shape.time_ns, masks[key], p))
+    def __init__(self, candidates: Candidates) -> None:
+        masks = {
+            n: [(((1 << n) - 1) << start, start) for start in candidates.starts[n].tolist()]
+            for n in candidates.sizes
+        }
+        self.options: list[tuple[int, int, Place]] = []
+        for shape, number in zip(candidates.shapes, candidates.numbers.tolist(), strict=True):
+            self.options += [(shape.time_ns, mask, (number, start)) for mask, start in masks[shape.gpus]]
         fastest: dict[int, int] = {}
         for time_ns, mask, _ in self.options:
             fastest.setdefault(mask, time_ns)
@@ -87,7 +88,7 @@ class _Level:
         )
 
     def choices(self) -> Iterator[Choice]:
-        """(largest T_op, placements) by largest T_op, then lexicographically in candidate order."""
+        """(largest T_op, places) by largest T_op, then lexicographically in candidate order."""
         times = sorted(set().union(*(m.times for m in self.members)))
         low, high = 0, len(times)
         while low < high:
@@ -97,25 +98,25 @@ class _Level:
             else:
                 low = middle + 1
         for slowest in times[low:]:
-            for placements in self._within(0, slowest, 0, reached=False):
-                yield slowest, placements
+            for places in self._within(0, slowest, 0, reached=False):
+                yield slowest, places
 
-    def _within(self, i: int, slowest: int, used: int, *, reached: bool) -> Iterator[tuple[Placement, ...]]:
-        """Placements of members i.. with no time above `slowest`, and one equal to it unless `reached`."""
+    def _within(self, i: int, slowest: int, used: int, *, reached: bool) -> Iterator[tuple[Place, ...]]:
+        """Places of members i.. with no time above `slowest`, and one equal to it unless `reached`."""
         if i == len(self.members):
             if reached:
                 yield ()
             return
         if not reached and not any(slowest in m.times for m in self.members[i:]):
             return
-        for time_ns, mask, placement in self.members[i].options:
+        for time_ns, mask, place in self.members[i].options:
             if time_ns > slowest:
                 break
             if mask & used or not self.packable(i + 1, slowest, used | mask):
                 continue
             rest = self._within(i + 1, slowest, used | mask, reached=reached or time_ns == slowest)
             for others in rest:
-                yield (placement, *others)
+                yield (place, *others)
 
 
 class _Listed:
@@ -152,8 +153,7 @@ def by_sum(lists: Sequence[_Listed]) -> Iterator[tuple[int, list[Choice]]]:
 
 
 def _level_choices(space: Space, names: Sequence[str]) -> Iterator[Choice]:
-    gpus = space.problem.device_space[0] * space.problem.device_space[1] * space.problem.device_space[2]
-    level = _Level([_Member(space, space.candidates[v]) for v in names], gpus)
+    level = _Level([_Member(space.candidates[v]) for v in names], space.evaluator.gpus)
     disjoint = level.choices()
     first = next(disjoint, None)
     if first is not None:
@@ -162,13 +162,13 @@ def _level_choices(space: Space, names: Sequence[str]) -> Iterator[Choice]:
         return
     in_turn = [_Listed(_each(widest(space.candidates[v]))) for v in names]
     for total, choices in by_sum(in_turn):
-        yield total, tuple(p for _, placements in choices for p in placements)
+        yield total, tuple(place for _, places in choices for place in places)
 
 
 def _each(candidates: Candidates) -> Iterator[Choice]:
-    for shape in candidates.shapes:
-        for placement in candidates.placements(shape):
-            yield shape.time_ns, (placement,)
+    for shape, number in zip(candidates.shapes, candidates.numbers.tolist(), strict=True):
+        for start in candidates.starts[shape.gpus].tolist():
+            yield shape.time_ns, ((number, start),)
 
 
 def _plans(space: Space) -> Iterator[Row]:
@@ -177,12 +177,10 @@ def _plans(space: Space) -> Iterator[Row]:
     rows = [[v for v in row if v in number] for row in levels(space.problem)]
     rows = [row for row in rows if row]
     for _, choices in by_sum([_Listed(_level_choices(space, row)) for row in rows]):
-        plan = {
-            v: p
-            for row, (_, placements) in zip(rows, choices, strict=True)
-            for v, p in zip(row, placements, strict=True)
-        }
-        yield space.evaluator.row(plan)
+        found = np.empty((len(number), 2), dtype=np.int64)
+        for row, (_, places) in zip(rows, choices, strict=True):
+            found[[number[v] for v in row]] = places
+        yield found
 
 
 def concurrent(space: Space) -> tuple[Row, bool]:

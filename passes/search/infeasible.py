@@ -60,8 +60,8 @@ def too_large_alone(problem: Problem, diagnostics: list[Diagnostic], method: str
 
 
 def _remedies(problem: Problem, method: str, peak_bytes: int) -> list[str]:
-    """What would be enough, in words: method `auto` if that is all, else a change of the problem; `peak_bytes`
-    are what the closest plan needs."""
+    """What would be enough, in words: method `auto` if that is all, else a change of the problem;
+    `peak_bytes` are what the closest plan needs."""
     searching = "" if method in ("sa", "auto") else "with method `auto` (-O2), "
     if searching and _fits(problem):
         return [f"{searching}a plan is found that fits"]

@@ -1,6 +1,7 @@
 """Plans sketched: annealing on the guess, which costs next to nothing, to find plans worth evaluating."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -21,20 +22,23 @@ RELATION: dict[Relation, int] = {
 
 
 class Sketch:
-    """Sketches of one structure's plans, of shapes on the front alone."""
+    """Sketches of one structure's plans, of shapes on the front alone, made by `threads`."""
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: Space, threads: int) -> None:
         self.space = space
+        self._pool = ThreadPoolExecutor(threads)
         space.guess.know(space.fronts)
         self._moves = _moves(space)
 
-    def rows(self, start: Row, rng: random.Random, count: int) -> Rows:
-        """At most `count` plans with low guesses found from `start`."""
-        temperature = TEMPERATURES[rng.randrange(len(TEMPERATURES))]
-        seed = rng.randrange(1 << 31)
+    def rows(self, start: Row, rng: random.Random, times: int, most: int) -> Rows:
+        """At most `most` plans with low guesses of each of `times` annealings from `start`."""
+        drawn = [(rng.randrange(1 << 31), rng.choice(TEMPERATURES)) for _ in range(times)]
+        return np.concatenate(list(self._pool.map(lambda x: self._sketched(start, *x, most), drawn)))
+
+    def _sketched(self, start: Row, seed: int, temperature: float, most: int) -> Rows:
         found = self.space.guess.anneal(self._moves, start, seed, ROUNDS, temperature)
         _, first = np.unique(self.space.evaluator.keys(found)[:, 0], return_index=True)
-        return found[np.sort(first)[:count]]
+        return found[np.sort(first)[:most]]
 
 
 def _moves(space: Space) -> Moves:

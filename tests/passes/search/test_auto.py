@@ -178,7 +178,7 @@ def test_sketches_lie_in_the_decision_space(within):
     problem = ppo((1, 4, 4), prompts=128, search=SearchSpace(split=("never",)))
     (space,) = spaces(problem, within)
     start = place(space)
-    rows = Sketch(space).rows(start, random.Random(1), 64)
+    rows = Sketch(space, 2).rows(start, random.Random(1), 3, 64)
     assert len(rows)
     assert space.allows(rows).all()
     assert space.guess.judge(rows)[1].min() <= space.guess.judge(start[None])[1][0]
