@@ -55,7 +55,7 @@ def examine(problem: Problem, directory: Path) -> Checkpoints:
     if found.directories:
         random = [f"`{name}`" for name in sorted(problem.models) if name not in found.directories]
         if random:
-            found.notes.append(f"{', '.join(random)} start from random weights: they name no checkpoint")
+            found.notes.append(f"without a checkpoint, from random weights: {', '.join(random)}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""A Llama-like model as a function of its Hugging Face named tensors, without a cache or parallelism."""
+"""A Llama, Qwen or Gemma model as a function of its Hugging Face named tensors, without cache or parallelism."""
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,8 @@ def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         out[p + "mlp.gate_proj.weight"] = out[p + "mlp.up_proj.weight"] = (f, d)
         out[p + "mlp.down_proj.weight"] = (d, f)
         out[p + "input_layernorm.weight"] = out[p + "post_attention_layernorm.weight"] = (d,)
+        if spec.post_norms:
+            out[p + "pre_feedforward_layernorm.weight"] = out[p + "post_feedforward_layernorm.weight"] = (d,)
     out["model.norm.weight"] = (d,)
     if spec.has_lm_head and not spec.tied_embeddings:
         out["lm_head.weight"] = (spec.vocabulary, d)
@@ -39,7 +41,10 @@ def initial_weights(spec: ModelSpec, name: str, seed: int, dtype: torch.dtype) -
     """The weights that a run starts model `name` from."""
     label = initial_label(spec, name)
     assert label is not None
-    return {n: torch.from_numpy(initial_tensor(seed, label, n, s)).to(dtype) for n, s in shapes(spec).items()}
+    return {
+        n: torch.from_numpy(initial_tensor(seed, label, n, s, spec.unit_offset_norm)).to(dtype)
+        for n, s in shapes(spec).items()
+    }
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -61,36 +66,55 @@ def hidden_states(spec: ModelSpec, w: Weights, tokens: Tensor) -> Tensor:
     positions = (real.cumsum(1) - 1).clamp(min=0)
     n, length = tokens.shape
     allowed = torch.ones(length, length, dtype=torch.bool).tril() & real[:, None, None, :]
-    allowed = allowed | torch.eye(length, dtype=torch.bool)  # padding attends to itself: no empty row
+    itself = torch.eye(length, dtype=torch.bool)  # padding attends to itself: no empty row
     x = w["model.embed_tokens.weight"][tokens.clamp(min=0).long()]
+    if spec.scaled_embeddings:
+        x = x * spec.hidden**0.5
+
+    def norm(x, name):
+        weight = w[name + ".weight"]
+        return rms_norm(x, 1 + weight if spec.unit_offset_norm else weight, spec.norm_epsilon)
+
     for layer in range(spec.layers):
         p = f"model.layers.{layer}."
-        h = rms_norm(x, w[p + "input_layernorm.weight"], spec.norm_epsilon)
+        full, theta, seen = spec.is_full_attention(layer), spec.rope_theta, allowed
+        if not full:
+            theta = spec.local_rope_theta or theta
+            seen = seen & (positions[:, None, :, None] - positions[:, None, None, :] < spec.sliding_window)
+        h = norm(x, p + "input_layernorm")
 
         def project(name, h=h, p=p):
             y = F.linear(h, w[f"{p}self_attn.{name}_proj.weight"], w.get(f"{p}self_attn.{name}_proj.bias"))
             y = y.view(n, length, -1, spec.head_width).transpose(1, 2)
             if spec.qk_norm and name != "v":
-                y = rms_norm(y, w[f"{p}self_attn.{name}_norm.weight"], spec.norm_epsilon)
+                y = norm(y, f"{p}self_attn.{name}_norm")
             return y
 
         q, k, v = (
-            rotate(project("q"), positions, spec.rope_theta),
-            rotate(project("k"), positions, spec.rope_theta),
+            rotate(project("q"), positions, theta),
+            rotate(project("k"), positions, theta),
             project("v"),
         )
         repeats = spec.attention_heads // spec.query_groups
         k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
-        scores = (q @ k.transpose(-1, -2)) / spec.head_width**0.5
-        attended = scores.masked_fill(~allowed, -torch.inf).softmax(-1) @ v
-        x = x + F.linear(attended.transpose(1, 2).reshape(n, length, -1), w[p + "self_attn.o_proj.weight"])
-        h = rms_norm(x, w[p + "post_attention_layernorm.weight"], spec.norm_epsilon)
-        gate = F.silu(F.linear(h, w[p + "mlp.gate_proj.weight"]))
-        x = x + F.linear(gate * F.linear(h, w[p + "mlp.up_proj.weight"]), w[p + "mlp.down_proj.weight"])
-    return rms_norm(x, w["model.norm.weight"], spec.norm_epsilon)
+        scores = (q @ k.transpose(-1, -2)) / (spec.attention_scalar or spec.head_width) ** 0.5
+        scores = capped(scores, spec.attention_softcap)
+        attended = scores.masked_fill(~(seen | itself), -torch.inf).softmax(-1) @ v
+        y = F.linear(attended.transpose(1, 2).reshape(n, length, -1), w[p + "self_attn.o_proj.weight"])
+        x = x + (norm(y, p + "post_attention_layernorm") if spec.post_norms else y)
+        h = norm(x, p + ("pre_feedforward_layernorm" if spec.post_norms else "post_attention_layernorm"))
+        gate = F.linear(h, w[p + "mlp.gate_proj.weight"])
+        gate = F.silu(gate) if spec.activation == "silu" else F.gelu(gate, approximate="tanh")
+        y = F.linear(gate * F.linear(h, w[p + "mlp.up_proj.weight"]), w[p + "mlp.down_proj.weight"])
+        x = x + (norm(y, p + "post_feedforward_layernorm") if spec.post_norms else y)
+    return norm(x, "model.norm")
+
+
+def capped(x: Tensor, softcap: float | None) -> Tensor:
+    return x if softcap is None else softcap * torch.tanh(x / softcap)
 
 
 def logits(spec: ModelSpec, w: Weights, hidden: Tensor) -> Tensor:
     """Next-token logits of hidden states [..., d]."""
     name = "model.embed_tokens.weight" if spec.tied_embeddings else "lm_head.weight"
-    return F.linear(hidden, w[name])
+    return capped(F.linear(hidden, w[name]), spec.logit_softcap)

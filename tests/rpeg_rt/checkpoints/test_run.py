@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from ir_schema.model import ModelSpec
 from ir_schema.problem import Problem
 from rpeg_rt.cli import main
+from rpeg_rt.progress import StepReport
 from rpeg_rt.run import Settings, execute
 from tests.rpeg_rt.plans import colocated, executable, place, problem, write_plan
 
@@ -45,18 +46,10 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "out"
 
 
-def run_from(
-    first: Path, directory: Path, checkpoints: dict[str, str | None], plan: Any
-) -> tuple[Path, list[str], dict[str, Any]]:
-    """One step at learning rate 0 under `plan`: what it leaves, the notes, and the actor's figures."""
-    directory.mkdir(exist_ok=True)
+def again(first: Path, directory: Path, checkpoints: dict[str, str | None], plan: Any) -> Path:
+    """The plan of one step at learning rate 0 that starts from what the first run left, in `in`."""
     (directory / "in").symlink_to(first)
-    path = write_plan(directory, executable(made(checkpoints, 0.0), plan))
-    notes: list[str] = []
-    reports: list[Any] = []
-    settings = Settings(save=directory / "out")
-    execute(path, settings, lambda report, _: reports.append(report), note=notes.append)
-    return directory / "out", notes, reports[0].metrics["actor_train"]
+    return write_plan(directory, executable(made(checkpoints, 0.0), plan))
 
 
 def test_transformers_loads_what_a_run_leaves(first: Path) -> None:
@@ -76,34 +69,35 @@ def test_transformers_loads_what_a_run_leaves(first: Path) -> None:
 @pytest.mark.parametrize("plan", [colocated(), SPREAD], ids=["one", "spread"])
 def test_a_run_starts_again_where_another_ended(first: Path, plan: Any, tmp_path: Path) -> None:
     starts: dict[str, str | None] = {"actor": "in/actor", "reference": "in/actor", "critic": "in/critic"}
-    out, notes, figures = run_from(first, tmp_path, starts, plan)
+    notes: list[str] = []
+    reports: list[StepReport] = []
+    path, out = again(first, tmp_path, starts, plan), tmp_path / "out"
+    execute(path, Settings(save=out), lambda report, _: reports.append(report), note=notes.append)
     assert notes == []
     for model in ("actor", "critic"):
         before, after = weights(first / model), weights(out / model)
         assert before.keys() == after.keys()
         assert all(torch.equal(before[name], after[name]) for name in before), model
-    assert figures["kl_to_reference"] == pytest.approx(0.0, abs=1e-12)
+    assert reports[0].metrics["actor_train"]["kl_to_reference"] == pytest.approx(0.0, abs=1e-12)
 
 
-def test_a_critic_starts_from_a_policy_with_a_new_head(first: Path, tmp_path: Path) -> None:
-    starts: dict[str, str | None] = {"actor": "in/actor", "critic": "in/actor"}
-    out, notes, _ = run_from(first, tmp_path, starts, colocated())
-    policy, critic = weights(first / "actor"), weights(out / "critic")
+def test_a_critic_starts_from_a_policy_with_a_new_head(
+    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = again(first, tmp_path, {"actor": "in/actor", "critic": "in/actor"}, colocated())
+    assert main([str(path), "--save", str(tmp_path / "out")]) == 0
+    text = capsys.readouterr().err
+    assert (
+        f"note: model `critic`: {first / 'actor'} has no scalar head (`score.weight`): it starts from" in text
+    )
+    assert "note: without a checkpoint, from random weights: `reference`" in text
+    policy, critic = weights(first / "actor"), weights(tmp_path / "out" / "critic")
     score = critic.pop("score.weight")
     assert 0 < float(score.abs().max()) < 0.01
     assert all(torch.equal(policy[name], values) for name, values in critic.items())
-    head, others = notes
-    assert "model `critic`" in head
-    assert "no scalar head (`score.weight`): it starts from the run's seed" in head
-    assert others == "`reference` start from random weights: they name no checkpoint"
 
 
-def test_the_command_line_tells_notes_and_refuses(
-    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write_plan(tmp_path, executable(made({"actor": str(first / "actor")}, 0.0), colocated()))
-    assert main([str(path)]) == 0
-    assert "note: `critic`, `reference` start from random weights" in capsys.readouterr().err
+def test_a_checkpoint_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_plan(tmp_path, executable(made({"actor": "nowhere"}, 0.0), colocated()))
     assert main([str(path)]) == 3
     text = capsys.readouterr().err

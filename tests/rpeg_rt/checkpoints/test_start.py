@@ -108,6 +108,14 @@ def test_keys_that_do_not_matter_are_no_obstacle(harmless: dict[str, Any], tmp_p
     assert looked_at(path, spec()).findings == []
 
 
+PUBLISHED = Path(__file__).parents[2] / "rpegc" / "models" / "configs"
+
+
+@pytest.mark.parametrize("name", ["Qwen--Qwen3-0.6B", "Qwen--Qwen3-8B", "meta-llama--Meta-Llama-3.1-8B"])
+def test_published_configs_are_understood(name: str) -> None:
+    assert not_understood(json.loads((PUBLISHED / f"{name}.json").read_text())) == []
+
+
 def remove(name: str) -> Callable[[Path], None]:
     return lambda path: (path / name).unlink()
 
@@ -208,7 +216,7 @@ def test_rounding_and_random_starts_are_told(tmp_path: Path) -> None:
         "reference": spec(),
         "critic": spec(head="scalar", checkpoint="random:x"),
     }
-    random = "`critic`, `reference` start from random weights: they name no checkpoint"
+    random = "without a checkpoint, from random weights: `critic`, `reference`"
     assert examine(with_models(**models), Path()).notes == [random]
     run = problem().run
     assert run is not None

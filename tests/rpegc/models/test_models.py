@@ -289,3 +289,41 @@ def test_experts_divide_over_expert_ranks_only():
     assert a.dense == b.dense
     tensor = Layout(data_parallel=8, pipeline_parallel=1, tensor_parallel=4)
     assert parameters.stage_shard(spec, tensor, 0).expert == a.expert
+
+
+def test_windows_are_those_that_the_family_uses():
+    window = {"sliding_window": 8}
+
+    def layers(**changes):
+        spec = import_config({**SMALL, **changes}, "lm", "x")
+        return spec.sliding_window, [spec.is_full_attention(i) for i in range(spec.layers)]
+
+    assert layers(model_type="qwen2", **window) == (None, [True] * 3)
+    assert layers(model_type="qwen2", use_sliding_window=True, **window) == (None, [True] * 3)
+    on = {"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": 0}
+    assert layers(**on, **window) == (8, [False] * 3)
+    assert "irregular" in refused("E321", **on | {"max_window_layers": 2}, **window)
+    assert layers(model_type="mistral") == (4096, [False] * 3)
+    assert layers(model_type="mistral", sliding_window=None) == (None, [True] * 3)
+    assert layers(model_type="gemma2") == (4096, [False, True, False])
+    assert layers(model_type="gemma3_text", sliding_window_pattern=3) == (4096, [False, False, True])
+
+
+def test_scores_and_positions_of_gemma():
+    two = import_config({**SMALL, "model_type": "gemma2", "query_pre_attn_scalar": 144}, "lm", "x")
+    assert (two.attention_scalar, two.attention_softcap, two.logit_softcap) == (144, 50.0, 30.0)
+    assert (two.unit_offset_norm, two.scaled_embeddings, two.local_rope_theta) == (True, True, None)
+    off = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    two = import_config({**SMALL, "model_type": "gemma2", **off}, "lm", "x")
+    assert (two.attention_scalar, two.attention_softcap, two.logit_softcap) == (None, None, None)
+    old = {"rope_local_base_freq": 500.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    local = {"rope_type": "default", "rope_theta": 500.0}
+    full = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+    new = {"rope_parameters": {"sliding_attention": local, "full_attention": full}}
+    for spelling in (old, new):
+        three = import_config({**SMALL, "model_type": "gemma3_text", **spelling}, "lm", "x")
+        assert (three.rope_theta, three.local_rope_theta) == (1e6, 500.0)
+        assert three.rope_scaling is not None
+        assert (three.rope_scaling.kind, three.rope_scaling.factor) == ("linear", 8.0)
+    new["rope_parameters"]["sliding_attention"] = full
+    assert "sliding layers' positions" in refused("E321", model_type="gemma3_text", **new)
