@@ -13,7 +13,7 @@ Modules that import torch: `groups` (process groups), `engine`, `model`, `genera
 `transfer`. Importing any of them installs the CPU shim where there is no GPU.
 
 Invariants:
-* every tensor of a model has one canonical name and full shape (Hugging Face's, Llama/Qwen spelling);
+* every tensor of a model has one canonical name and full shape (those of Hugging Face);
   ranks hold slices of canonical tensors and nothing else, so weights can move between any two layouts;
 * what is computed does not depend on layout, microbatches or batch composition, up to the order of
   floating-point sums: sequences are left-aligned, so a token's position is its index in its sequence.

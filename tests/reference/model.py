@@ -1,4 +1,4 @@
-"""A Llama, Qwen or Gemma model as a function of its Hugging Face named tensors, without cache or parallelism."""
+"""A Llama, Qwen or Gemma model as a function of Hugging Face named tensors, without cache or parallelism."""
 
 import torch
 import torch.nn.functional as F
