@@ -6,7 +6,6 @@ The last line on standard error names the exit code whenever it is not 0.
 import sys
 import time
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,6 +83,11 @@ class _RunCommand(click.Command):
     "--save", type=_FILE, help="Write the trained models into this directory, as Hugging Face checkpoints."
 )
 @click.option(
+    "--eval-every",
+    type=click.IntRange(min=1),
+    help="Examine the policy on held-out prompts every so many steps (default: before and after the run).",
+)
+@click.option(
     "--node-seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=600.0,
@@ -102,6 +106,7 @@ def run_command(
     metrics: Path | None,
     data: Path | None,
     save: Path | None,
+    eval_every: int | None,
     node_seconds: float,
     as_json: bool,
     quiet: bool,
@@ -118,10 +123,10 @@ def run_command(
         metrics=metrics,
         data=data,
         save=save,
+        eval_every=eval_every,
         node_seconds=node_seconds,
     )
-    with redirect_stdout(sys.stderr):  # what verifiers print
-        outcome = execute(plan, settings, _progress(quiet), _warn, lambda text: _note(text, quiet))
+    outcome = execute(plan, settings, _progress(quiet), _warn, lambda text: _note(text, quiet))
     click.echo(msgspec.json.encode(outcome).decode() if as_json else render(outcome))
 
 

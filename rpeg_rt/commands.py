@@ -4,8 +4,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rpeg_rt.dispatch import Instance
-from rpeg_rt.host import Host, Verified
+from rpeg_rt.host import Host
 from rpeg_rt.logistics import Logistics
+from rpeg_rt.pool import Verified
 from rpeg_rt.protocol import Command, Done, RowsFrame, from_array, to_array
 from rpeg_rt.realise import BoundNode, Realisation, given
 from rpeg_rt.rows import Key, Ranges, intersection, needs_of, to_indices, to_ranges

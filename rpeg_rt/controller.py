@@ -7,6 +7,7 @@ end passes through `Controller.run`, which leaves no worker behind and a trace c
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from rpeg_rt.dispatch import Dispatcher, Instance
 from rpeg_rt.evaluation import examination
 from rpeg_rt.failure import ExitCode, InterruptedRunError, RunError, StalledError, WorkerLostError
 from rpeg_rt.fleet import Fleet, Lost, Received
-from rpeg_rt.host import Host, Verified
+from rpeg_rt.host import Host
 from rpeg_rt.load import Plan
+from rpeg_rt.pauses import pause
+from rpeg_rt.pool import Verified
 from rpeg_rt.precision import weight_type
 from rpeg_rt.progress import Progress, StepReport
 from rpeg_rt.protocol import Done, Evaluate, Failed, Frame, Hello, Ready, Save, Start
@@ -57,8 +60,9 @@ class Controller:
     """One run of a plan over `steps` RL steps.
 
     `node_seconds` bounds the time of any one node (or 20 times its predicted time, where that is more).
-    `on_step` is called with each finished step, in order. Models start from their `checkpoints` (directories
-    by model); trained ones are written under `save`.
+    `on_step` is called with each finished step, in order, and `on_evaluation` with each evaluation: before
+    the first step, every `eval_every` steps, and after the last. Models start from their `checkpoints`
+    (directories by model); trained ones are written under `save`.
     `started_ns` and `finished_ns` are when the first node could start and the last was complete.
     """
 
@@ -73,7 +77,9 @@ class Controller:
         checkpoints: Mapping[str, Path],
         save: Path | None,
         node_seconds: float,
+        eval_every: int | None,
         on_step: Callable[[StepReport], None],
+        on_evaluation: Callable[[Evaluation], None],
     ) -> None:
         self.plan, self.realisation, self.steps, self.seed = plan, realisation, steps, seed
         self.trace, self.save, self.node_seconds = trace, save, node_seconds
@@ -88,6 +94,8 @@ class Controller:
         self._running: dict[Instance, _Running] = {}
         self._verified: deque[Verified] = deque()
         self.evaluations: list[Evaluation] = []
+        self._eval_every, self._on_evaluation = eval_every, on_evaluation
+        self._pause: int | None = None
         self.progress = Progress(sum(n.kind == "Op" for n in template), on_step)
         self._interrupted = False
         self._dispatched = 0
@@ -109,19 +117,22 @@ class Controller:
                 precision=self._run_config.precision,
                 workers=dict(enumerate(self.realisation.devices)),
                 software=software_versions(),
+                eval_every=self._eval_every,
             )
         )
         code, message = ExitCode.WORKER_LOST, "the controller failed"
         try:
-            with on_interrupt(self._interrupt):
+            with ExitStack() as ending:
+                ending.enter_context(on_interrupt(self._interrupt))
                 self.host = host(self._on_verified)
+                ending.callback(self.host.close)
                 self.commander = Commander(self.realisation, self.host)
                 self._start_workers()
-                self._evaluate()
+                self._evaluate(0)
                 self.started_ns = self._now()
                 self._loop()
                 self.finished_ns = self._now()
-                self._evaluate()
+                self._evaluate(self.steps)
                 if self.save is not None:
                     self._save_weights(self.save)
             code, message = ExitCode.DONE, ""
@@ -170,6 +181,10 @@ class Controller:
     def _loop(self) -> None:
         self._dispatch()
         while not self.dispatcher.finished:
+            if not self._running and self._pause is not None:
+                self._evaluate(self._pause)
+                self._pause = None
+                self._dispatch()
             if not self._running:
                 waiting = (
                     ", ".join(self.blame.describe(x) for x in self.dispatcher.waiting()) or "nothing is ready"
@@ -187,8 +202,8 @@ class Controller:
                     raise self.blame.stalled(x, set(running.workers) - set(running.done))
 
     def _dispatch(self) -> None:
-        """Start everything that may start."""
-        while (x := self.dispatcher.next()) is not None:
+        """Start everything that may start: nothing before a pause is over."""
+        while self._pause is None and (x := self.dispatcher.next()) is not None:
             bound = self.realisation.bound[x.node]
             node = bound.node
             seconds = max(self.node_seconds, PREDICTION_FACTOR * node.time_ns / 1e9)
@@ -263,6 +278,7 @@ class Controller:
         del self._running[x]
         self.trace.write(event)
         self.dispatcher.complete(x)
+        self._pause = self._pause or pause(self.realisation, x, self._eval_every, self.steps)
         if self.realisation.nodes[x.node].kind == "Op":
             self.progress.completed(x.step, metrics, event.time_ns)
         self._dispatch()
@@ -284,22 +300,25 @@ class Controller:
                 )
         return answers
 
-    def _evaluate(self) -> None:
-        """Examine the policy on the held-out prompts, if there are any."""
+    def _evaluate(self, step: int) -> None:
+        """Examine the policy on the held-out prompts after `step` steps, if there are any."""
         exam = examination(self.realisation, self.host)
         if exam is None:
             return
         started, deadline = self._now(), time.monotonic() + self.node_seconds
-        exam.submit(self._ask(exam.questions))
+        for questions in exam.rounds:
+            exam.take(self._ask(questions))
+        exam.submit()
         while not self._verified:
             list(self._events(deadline))
             if not self._verified and time.monotonic() >= deadline:
                 raise StalledError(
                     f"the verifier did not judge held-out prompts in {self.node_seconds:.0f} s"
                 )
-        event = exam.result(self._verified.popleft(), started, self._now())
+        event = exam.result(self._verified.popleft(), step, started, self._now())
         self.trace.write(event)
         self.evaluations.append(event)
+        self._on_evaluation(event)
 
     def _save_weights(self, directory: Path) -> None:
         """The newest weights of every trained model, each as a checkpoint of its own."""

@@ -1,14 +1,10 @@
-"""What runs beside the workers, in the controller's process: data, and the verifiers of host vertices.
+"""What runs beside the workers: data, and the verifiers of host vertices.
 
-Verifiers are user code: they run in threads of their own (as many as the file allows), so that a slow one
-holds up nobody who does not wait for its rewards, and what they raise becomes a UserCodeError.
+Verifiers are user code: they run in processes of their own (as many as the file allows), and what they raise
+becomes a UserCodeError.
 """
 
-import math
-import queue
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,80 +18,9 @@ from rpeg_rt.data.pairs import load_pairs, pair_matrix
 from rpeg_rt.data.prompts import Prompt, PromptSet, load_prompts, token_matrix
 from rpeg_rt.data.tokenizers import Tokenizer, load_tokenizer
 from rpeg_rt.dispatch import Instance
-from rpeg_rt.failure import FileError, NumericError, PreflightError, RunError, UserCodeError
-from rpeg_rt.verifiers import Verifier, as_reward, last_line, load_verifier
-
-HELD_OUT = Instance(-1, -1)
-"""Stands for the host vertex instance where the responses are those of a held-out evaluation."""
-
-
-@dataclass(frozen=True)
-class Verified:
-    """Host vertex instance `x` has given every response of `indices` its reward, or has failed."""
-
-    x: Instance
-    indices: npt.NDArray[np.int64]
-    rewards: npt.NDArray[np.float64]
-    error: RunError | None = None
-
-
-class _Batch:
-    """The responses of one host vertex instance that are still being verified."""
-
-    def __init__(self, x: Instance, indices: npt.NDArray[np.int64]) -> None:
-        self.x, self.indices = x, indices
-        self.rewards = np.zeros(len(indices))
-        self.missing = len(indices)
-        self.failed = False
-        self.lock = threading.Lock()
-
-    def describe(self, i: int) -> str:
-        """The i-th of these responses."""
-        if self.x == HELD_OUT:
-            return f"the response to held-out prompt {self.indices[i]}"
-        return f"response {self.indices[i]} of step {self.x.step}"
-
-
-class VerifierPool:
-    """`workers` threads that apply one verifier; `finished` is called from them, once per instance."""
-
-    def __init__(self, vertex: str, workers: int, finished: Callable[[Verified], None]) -> None:
-        self.vertex = vertex
-        self._finished = finished
-        self._queue: queue.SimpleQueue[tuple[_Batch, int, Callable[[], float]]] = queue.SimpleQueue()
-        for i in range(workers):
-            threading.Thread(target=self._serve, name=f"{vertex}-{i}", daemon=True).start()
-
-    def submit(self, x: Instance, indices: npt.NDArray[np.int64], calls: list[Callable[[], float]]) -> None:
-        """Verify one instance's responses."""
-        batch = _Batch(x, indices)
-        if not calls:
-            self._finished(Verified(x, indices, batch.rewards))
-        for i, call in enumerate(calls):
-            self._queue.put((batch, i, call))
-
-    def _serve(self) -> None:
-        while True:
-            batch, i, call = self._queue.get()
-            error: RunError | None = None
-            try:
-                batch.rewards[i] = as_reward(call())
-                if not math.isfinite(batch.rewards[i]):
-                    error = NumericError(
-                        f"verifier of `{self.vertex}` gave {batch.rewards[i]} to {batch.describe(i)}"
-                    )
-            except BaseException as exc:  # sys.exit() in a verifier may not end its thread in silence
-                error = UserCodeError(
-                    f"verifier of `{self.vertex}` failed on {batch.describe(i)}: {last_line(exc)}"
-                )
-            with batch.lock:
-                if batch.failed:
-                    continue
-                batch.missing -= 1
-                batch.failed = error is not None
-                done = batch.failed or batch.missing == 0
-            if done:
-                self._finished(Verified(batch.x, batch.indices, batch.rewards, error))
+from rpeg_rt.failure import FileError, PreflightError, UserCodeError
+from rpeg_rt.judge import Question
+from rpeg_rt.pool import HELD_OUT, Verified, VerifierPool
 
 
 def _load(path: Path, run: RunConfig, workload: Workload, tokenizer: Tokenizer, seed: int) -> PromptSet:
@@ -122,10 +47,18 @@ def _load(path: Path, run: RunConfig, workload: Workload, tokenizer: Tokenizer, 
 
 
 class Host:
-    """Data and verifiers of a run. Raises FileError for missing files, UserCodeError for unusable data."""
+    """Data and verifiers of a run; `warn` is told what verifiers get away with.
+
+    Raises FileError for missing files, UserCodeError for unusable data.
+    """
 
     def __init__(
-        self, problem: Problem, seed: int, directory: Path, finished: Callable[[Verified], None]
+        self,
+        problem: Problem,
+        seed: int,
+        directory: Path,
+        finished: Callable[[Verified], None],
+        warn: Callable[[str], None] = lambda _: None,
     ) -> None:
         assert problem.run is not None
         self.problem, run = problem, problem.run
@@ -147,11 +80,10 @@ class Host:
         self.held_out = load(run.eval_prompts).prompts if run.eval_prompts else []
         self._check_vocabulary()
         self._take = lru_cache(maxsize=8)(lambda step: self.prompts.take(step, problem.workload.prompts))
-        self._verifiers: dict[str, Verifier] = {}
-        self._pools: dict[str, VerifierPool] = {}
-        for name, spec in problem.host.items():
-            self._verifiers[name] = load_verifier(spec.callable or name, directory)
-            self._pools[name] = VerifierPool(name, spec.workers, finished)
+        self._finished = finished
+        self._pools = {
+            name: VerifierPool(name, spec, directory, finished, warn) for name, spec in problem.host.items()
+        }
 
     def _check_vocabulary(self) -> None:
         """Every model must know every token id that the tokenizer can produce."""
@@ -163,6 +95,11 @@ class Host:
         ]
         if small:
             raise PreflightError(small)
+
+    def close(self) -> None:
+        """The run is over: end the verifiers."""
+        for pool in self._pools.values():
+            pool.close()
 
     def prompt_matrix(self, step: int) -> npt.NDArray[np.int32]:
         """X of a step: int32 [B, L_p], left-padded with -1."""
@@ -178,21 +115,24 @@ class Host:
     ) -> None:
         """Start verifying the responses in `tokens` [n, L_p + L_r], whose sequence indices are `indices`."""
         prompts, rollouts = self._prompts_of(x.step), self.problem.workload.rollouts
-        calls = [
-            self._call(vertex, prompts[int(i) // rollouts], row)
-            for i, row in zip(indices, tokens, strict=True)
+        questions = [
+            self._question(prompts[int(i) // rollouts], row) for i, row in zip(indices, tokens, strict=True)
         ]
-        self._pools[vertex].submit(x, indices, calls)
+        self._pools[vertex].submit(x, indices, questions)
 
     def examine(self, vertex: str, tokens: npt.NDArray[Any]) -> None:
         """Start verifying one response [n, L_p + L_r] to each held-out prompt."""
-        calls = [self._call(vertex, prompt, row) for prompt, row in zip(self.held_out, tokens, strict=True)]
-        self._pools[vertex].submit(HELD_OUT, np.arange(len(calls)), calls)
+        questions = [self._question(p, row) for p, row in zip(self.held_out, tokens, strict=True)]
+        self._pools[vertex].submit(HELD_OUT, np.arange(len(questions)), questions)
 
-    def _call(self, vertex: str, prompt: Prompt, row: npt.NDArray[Any]) -> Callable[[], float]:
+    def judged(self, rewards: npt.NDArray[np.float64]) -> None:
+        """Held-out pairs have their rewards [n] already."""
+        self._finished(Verified(HELD_OUT, np.arange(len(rewards)), rewards))
+
+    def _question(self, prompt: Prompt, row: npt.NDArray[Any]) -> Question:
         response = row[self.problem.workload.prompt_length :]
         text = self.tokenizer.decode(response[response >= 0].tolist())
-        return lambda: self._verifiers[vertex](prompt.text, text, dict(prompt.record))
+        return Question(prompt.text, text, prompt.record)
 
     def _prompts_of(self, step: int) -> list[Prompt]:
         return self._take(step)

@@ -129,6 +129,16 @@ def score(site: Site, task: Score, tokens: Rows, run: RunConfig) -> dict[str, Ro
     return {task.output: Rows(tokens.indices, values.to(getattr(torch, number_type(run.precision))))}
 
 
+def likelihoods(site: Site, tokens: Tensor, workload: Workload) -> Tensor:
+    """Log-probabilities [n] of whole responses, float64; no more rows at a time than a replica has sequences
+    in a step."""
+    most = max(1, workload.sequences // site.placement.data_parallel)
+    parts = [
+        site.engine.score(rows, site.placement.microbatches, "logp") for rows in torch.split(tokens, most)
+    ]
+    return torch.cat(parts).sum(1, dtype=torch.float64)
+
+
 class Training:
     """One training vertex at one step: what is prepared before its optimizer steps, and its metrics.
 

@@ -112,20 +112,23 @@ class Done(Message, frozen=True, tag=True, array_like=True):
 
 
 class Evaluate(Message, frozen=True, tag=True, array_like=True):
-    """Controller to worker: with the newest weights that training `vertex` holds, sample a response to each
-    of its replica's held-out prompts [n, L_p], which are those from `first` on."""
+    """Controller to worker: with the newest weights of `vertex`, sample a response to each of its replica's
+    held-out prompts `rows` [n, L_p], or score responses of pairs [n, L_p + L_r]. They are those from `first`
+    on."""
 
     vertex: str
     first: int
-    prompts: Array
+    rows: Array
+    paired: bool
 
 
 class Answers(Message, frozen=True, tag=True, array_like=True):
-    """Worker to controller: the responses [n, L_p + L_r] to an Evaluate, and the version that gave them."""
+    """Worker to controller: the responses [n, L_p + L_r] to an Evaluate, or of pairs the log-probabilities
+    [n] of whole responses, and the version that gave them."""
 
     first: int
     version: int
-    tokens: Array
+    rows: Array
 
 
 class Save(Message, frozen=True, tag=True, array_like=True):

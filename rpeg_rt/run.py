@@ -20,7 +20,7 @@ from rpeg_rt.load import Plan, load_plan
 from rpeg_rt.preflight import check, this_machine
 from rpeg_rt.progress import StepReport
 from rpeg_rt.summary import Outcome
-from rpeg_rt.trace import TraceWriter, read_trace
+from rpeg_rt.trace import Evaluation, TraceWriter, read_trace
 from rpeg_rt.verify import verify_trace
 
 
@@ -35,6 +35,7 @@ class Settings:
     metrics: Path | None = None
     data: Path | None = None
     save: Path | None = None
+    eval_every: int | None = None
     node_seconds: float = 600.0
 
 
@@ -60,8 +61,14 @@ def execute(
         raise FileError(f"a run of {steps} steps is none; give --steps 1 or more")
     if settings.save is not None:
         make_room(settings.save, problem.graph.trainable)
+    eval_every = settings.eval_every
+    if eval_every is not None and run.eval_prompts is None:
+        raise FileError(
+            "--eval-every needs held-out prompts: give `eval_prompts` in the file's `run` section"
+        )
     if run.eval_prompts is not None and (reason := not_examined(realisation)):
         warn(f"the held-out prompts {run.eval_prompts} are not used: {reason}")
+        eval_every = None
     for text in checkpoints.notes:
         note(text)
     reports: list[StepReport] = []
@@ -82,6 +89,12 @@ def execute(
                 metrics.write(json.dumps(line).encode() + b"\n")
             progress(report, steps)
 
+        def on_evaluation(event: Evaluation) -> None:
+            if metrics is not None:
+                figures = {f: getattr(event, f) for f in ("step", "prompts", "reward", "correct")}
+                line = {"time_s": event.time_ns / 1e9, "evaluation": figures}
+                metrics.write(json.dumps(line).encode() + b"\n")
+
         controller = Controller(
             plan,
             realisation,
@@ -91,9 +104,11 @@ def execute(
             checkpoints=checkpoints.directories,
             save=settings.save,
             node_seconds=settings.node_seconds,
+            eval_every=eval_every,
             on_step=on_step,
+            on_evaluation=on_evaluation,
         )
-        controller.run(lambda finished: Host(problem, seed, directory, finished))
+        controller.run(lambda finished: Host(problem, seed, directory, finished, warn))
         verdict = verify_trace(plan, read_trace(trace))
         if verdict.violations:
             raise VerificationError(verdict.violations)

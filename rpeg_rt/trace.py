@@ -2,6 +2,7 @@
 
     header                  plan id, steps, seed, workers and devices, software, precision
     dispatch / complete     in the order in which the controller acted
+    evaluation              held-out prompts were answered while no node ran
     footer                  exit code, message and counts: a trace without one was cut off
 
 One changed byte breaks the chain from its line on. The chain proves integrity, not authorship: whoever
@@ -36,7 +37,8 @@ class Event(Record, frozen=True, kw_only=True, tag_field="event", tag=str.lower)
 
 
 class Header(Event, frozen=True, kw_only=True):
-    """What was run, where and with what. `workers` maps rank to device."""
+    """What was run, where and with what. `workers` maps rank to device; `eval_every`: how many steps lie
+    between held-out evaluations (None: none but before and after)."""
 
     version: int
     plan: str
@@ -45,6 +47,7 @@ class Header(Event, frozen=True, kw_only=True):
     precision: str
     workers: dict[int, str]
     software: dict[str, str]
+    eval_every: int | None = None
 
 
 class Dispatch(Event, frozen=True, kw_only=True):
@@ -93,12 +96,14 @@ class Complete(Event, frozen=True, kw_only=True):
 
 
 class Evaluation(Event, frozen=True, kw_only=True):
-    """While no node ran, the workers of training vertex `vertex` answered `prompts` held-out prompts.
+    """After `step` steps, while no node ran, the workers of training vertex `vertex` answered `prompts`
+    held-out prompts, or scored pairs.
 
-    `versions` are those that each worker used, `reward` is the mean, `correct` the share of rewards of 1 or
-    more.
+    `versions` are those that each worker used, `reward` is the mean (of pairs that of the margins), `correct`
+    the share of rewards of 1 or more (of pairs that are preferred rightly).
     """
 
+    step: int
     start_ns: int
     time_ns: int
     vertex: str

@@ -3,6 +3,7 @@
 from rpeg_rt.dispatch import Dispatcher, Instance
 from rpeg_rt.failure import ExitCode
 from rpeg_rt.findings import Rules, Verdict
+from rpeg_rt.pauses import pause
 from rpeg_rt.realise import BoundNode, Realisation
 from rpeg_rt.report_rules import ReportRules
 from rpeg_rt.trace import Complete, Dispatch, Evaluation, Footer, Header, Part
@@ -23,6 +24,8 @@ class TraceRules(Rules):
             realisation.executable.template, header.steps, self.reservations, realisation.generation
         )
         self.in_order = True
+        self.eval_every, self.steps = header.eval_every, header.steps
+        self.pause: int | None = None
         self.running: dict[Instance, Dispatch] = {}
         self.finished: dict[Instance, int] = {}
         self.reserved: dict[str, Instance] = {}
@@ -75,6 +78,12 @@ class TraceRules(Rules):
             if node.kind == "Op" and node.phases > 1 and node.vertex in self.realisation.generation:
                 self.chains[device] = (node.vertex, x.step)
         self.running[x] = d
+        if self.pause is not None:
+            self.violated(
+                "order",
+                f"{self.name(x)} was dispatched at {d.time_ns} ns, before the held-out evaluation after "
+                f"{self.pause} steps",
+            )
         if self.in_order:
             due = self.dispatcher.next()
             if due != x:
@@ -101,7 +110,7 @@ class TraceRules(Rules):
             )
             return
         self._tick(c.time_ns, x)
-        if self.in_order and (idle := self.dispatcher.startable()) is not None:
+        if self.in_order and self.pause is None and (idle := self.dispatcher.startable()) is not None:
             self.in_order = False
             self.violated(
                 "order", f"{self.name(idle)} could start but had not been dispatched by {c.time_ns} ns"
@@ -122,6 +131,8 @@ class TraceRules(Rules):
         self.verdict.nodes += 1
         if self.in_order:
             self.dispatcher.complete(x)
+        after = pause(self.realisation, x, self.eval_every, self.steps)
+        self.pause = self.pause if after is None else after
 
     def _release(self, x: Instance, bound: BoundNode) -> None:
         node = bound.node
@@ -151,7 +162,13 @@ class TraceRules(Rules):
     # The rest ----------------------------------------------------------------------------------------------
 
     def evaluation(self, e: Evaluation) -> None:
-        """A held-out evaluation: while nothing else ran."""
+        """A held-out evaluation: while nothing else ran, before the run, after it, or in a pause."""
+        due = self.pause if self.pause is not None else self.steps if self.finished else 0
+        if e.step != due or (self.pause is None and 0 < len(self.finished) < self.dispatcher.total):
+            self.violated(
+                "order", f"held-out evaluation at {e.start_ns} ns is that after {e.step} steps, due was {due}"
+            )
+        self.pause = None
         if self.running or not self.clock <= e.start_ns <= e.time_ns:
             self.violated(
                 "exclusivity", f"held-out evaluation from {e.start_ns} to {e.time_ns} ns was not alone"
@@ -172,6 +189,8 @@ class TraceRules(Rules):
                 f"the trace shows {counts[0]} dispatches and {counts[1]} completions, its footer counts "
                 f"{footer.dispatched} and {footer.completed}",
             )
+        if footer.exit_code == ExitCode.DONE and self.pause is not None:
+            self.violated("plan", f"no held-out evaluation was made after {self.pause} steps")
         if footer.exit_code == ExitCode.DONE and len(self.finished) < self.dispatcher.total:
             self.violated(
                 "plan",

@@ -1,10 +1,12 @@
 """Verifiers: callables that reward a response, shipped ones and the user's own.
 
 A verifier is `verify(prompt: str, response: str, record: dict) -> float`; `record` is the prompt's whole JSON
-object. It must not depend on order or on other responses: calls run in parallel.
+object. It must not depend on order or on other responses: calls run in several processes.
 """
 
 import importlib
+import importlib.metadata
+import importlib.util
 import re
 import sys
 import traceback
@@ -33,21 +35,48 @@ def numeric(prompt: str, response: str, record: dict[str, Any]) -> float:
     return float(found == wanted)
 
 
-SHIPPED: dict[str, Verifier] = {"exact_match": exact_match, "numeric": numeric}
+def math(prompt: str, response: str, record: dict[str, Any]) -> float:
+    """1 if the mathematics in the response (LaTeX or plain, the last of it, a box first) equals that of the
+    record's `answer`. By the package `math-verify`, which limits its own time to a few seconds."""
+    from math_verify import parse, verify
+
+    answer = _answer(record)
+    wanted = parse(answer) or parse(f"${answer}$")
+    if not wanted:
+        raise ValueError(f"the answer {answer!r} is no mathematical expression")
+    return float(verify(wanted, parse(response)))
+
+
+SHIPPED: dict[str, Verifier] = {"exact_match": exact_match, "numeric": numeric, "math": math}
+GROUP = "rpeg_rt.verifiers"
+"""Entry points under which installed packages offer verifiers by a short name."""
+
+
+def _registered(name: str) -> Verifier:
+    """A shipped verifier, or one that an installed package registers. Raises FileError, UserCodeError."""
+    if name == "math" and importlib.util.find_spec("math_verify") is None:
+        raise FileError("verifier `math` needs the package `math-verify`: install rpeg[math]")
+    if name in SHIPPED:
+        return SHIPPED[name]
+    offered = {e.name: e for e in importlib.metadata.entry_points(group=GROUP)}
+    if name not in offered:
+        known = ", ".join(f"`{n}`" for n in [*SHIPPED, *sorted(offered)])
+        raise FileError(f"no verifier `{name}`: write `module:function`, or one of {known}")
+    try:
+        verifier: Verifier = offered[name].load()
+    except Exception as exc:
+        raise UserCodeError(f"verifier `{name}` cannot be imported: {last_line(exc)}") from exc
+    return verifier
 
 
 def load_verifier(name: str, directory: Path) -> Verifier:
-    """The shipped verifier `name`, or the function of `module:function`.
+    """The verifier that is shipped or registered as `name`, or the function of `module:function`.
 
     The module may lie in `directory` (the problem's) or be installed. Raises FileError if there is no such
     verifier, UserCodeError if its module cannot be imported.
     """
     if ":" not in name:
-        if name in SHIPPED:
-            return SHIPPED[name]
-        raise FileError(
-            f"no verifier `{name}`: write `module:function`, or one of {', '.join(f'`{n}`' for n in SHIPPED)}"
-        )
+        return _registered(name)
     module_name, _, function_name = name.partition(":")
     place = str(directory.resolve())
     if place not in sys.path:

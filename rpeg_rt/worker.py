@@ -23,7 +23,7 @@ from rpeg_rt.engine.microtasks import schedule_hash
 from rpeg_rt.engine.routing import Fragment, route
 from rpeg_rt.engine.training import NumericError
 from rpeg_rt.engine.transfer import exchange, move_fragments
-from rpeg_rt.operators import Generating, Site, Training, score, train, train_together
+from rpeg_rt.operators import Generating, Site, Training, likelihoods, score, train, train_together
 from rpeg_rt.precision import number_type, weight_type
 from rpeg_rt.protocol import (
     Answers,
@@ -168,12 +168,15 @@ class Worker:
         )
 
     def evaluate(self, question: Evaluate) -> Answers:
-        """Answer held-out prompts."""
+        """Answer held-out prompts, or score held-out pairs."""
         site = self._site(question.vertex)
-        prompts = torch.from_numpy(from_array(question.prompts))
-        indices = torch.arange(question.first, question.first + len(prompts))
-        tokens = self.generating.answer(site, Rows(indices, prompts))
-        return Answers(question.first, site.engine.version, to_array(tokens.cpu().numpy()))
+        rows = torch.from_numpy(from_array(question.rows))
+        if question.paired:
+            found = likelihoods(site, rows, self.problem.workload)
+        else:
+            indices = torch.arange(question.first, question.first + len(rows))
+            found = self.generating.answer(site, Rows(indices, rows))
+        return Answers(question.first, site.engine.version, to_array(found.cpu().numpy()))
 
     def save(self, request: Save) -> Saved:
         """Write this worker's slices of a model; replicas beyond the first have nothing to add."""

@@ -42,7 +42,7 @@ def random_problem(dice: random.Random, slots: int, preset: str | None = None) -
         fuse=preset in (None, "ppo") and not together and dice.random() < 0.5,
         workload={
             "prompts": 12 if slots % 3 == 0 else 8,
-            "rollouts": dice.choice([1, 2, 3]),
+            "rollouts": dice.choice([2, 3] if preset in ("grpo", "rloo") else [1, 2, 3]),
             "epochs": dice.choice([1, 1, 2]),
             "minibatches": dice.choice([1, 1, 2, 3 if slots % 3 == 0 else 4]),
             **random_lengths(dice),
@@ -106,10 +106,7 @@ def random_kin(dice: random.Random, made: Problem, algorithm: str) -> Problem:
         run = replace(run, scale_rewards=dice.choice(["group", "none"]))
     if algorithm == "reinforce":
         run = replace(run, baseline_decay=dice.choice([0.9, 0.5, 0.0]))
-    made = replace(made, run=run)
-    if made.workload.rollouts == 1 and algorithm != "reinforce":
-        made = replace(made, workload=replace(made.workload, rollouts=2))
-    return without_critic(made)
+    return without_critic(replace(made, run=run))
 
 
 def random_placement(dice: random.Random, made: Problem, vertex: str, near: list[Placement]) -> Placement:
