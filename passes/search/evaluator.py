@@ -15,7 +15,7 @@ from ir_schema.problem import Placement, Problem
 from ir_schema.stages import Configuration, DeviceMemory, Node
 from passes.analysis import Analysis
 from passes.cost import Durations, model_for
-from passes.cost.base import nanoseconds
+from passes.cost.base import CostModel, nanoseconds
 from passes.evaluate import evaluate
 from passes.fast.engine import Engine
 from passes.lower import lower
@@ -63,13 +63,14 @@ class Evaluator:
     """Evaluates plans of one problem whose structural choices are made.
 
     A plan is a *row*, int64 (V, 2): for each vertex of `placed` the number of its shape and its first GPU
-    in the flattened device space. Batches are split over `threads`, whose number changes no figure.
+    in the flattened device space. Batches are split over `threads`, whose number changes no figure. `model`
+    is the problem's cost model, if there is one already.
     """
 
-    def __init__(self, problem: Problem, threads: int = 1) -> None:
+    def __init__(self, problem: Problem, threads: int = 1, model: CostModel | None = None) -> None:
         self.problem = problem
         self.analysis = Analysis(problem)
-        self.model = model_for(problem)
+        self.model = model or model_for(problem)
         self.limit_bytes = memory_limit(problem)
         self.placed = tuple(v.name for v in problem.graph.vertices if v.model is not None)
         self.gpus = size(problem.device_space)

@@ -14,6 +14,7 @@ import msgspec
 from ir_schema.diagnostics import Diagnostic, DiagnosticError
 from ir_schema.problem import Problem, SearchSpace
 from ir_schema.stages import Configuration
+from passes.cost.base import CostModel
 from passes.search.annealing import Annealing, Switches
 from passes.search.auto import Auto
 from passes.search.concurrent import concurrent
@@ -86,6 +87,7 @@ def _spaces(problem: Problem, settings: Settings, within: DecisionSpace) -> tupl
     notes: list[str] = []
     empty: list[Diagnostic] = []
     known: dict[object, Enumerated] = {}
+    models: dict[bytes, CostModel] = {}
     excluded = excluded_mask(problem)
     fixed_microbatches = settings.fixed_microbatches or within.fixed_microbatches
     for structure, chosen in found:
@@ -99,6 +101,7 @@ def _spaces(problem: Problem, settings: Settings, within: DecisionSpace) -> tupl
             objective=(problem.search or SearchSpace()).objective,
             threads=settings.cores,
             known=known,
+            models=models,
         )
         if reasons:
             empty = empty or reasons

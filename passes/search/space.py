@@ -6,12 +6,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ir_schema.base import Objective
 from ir_schema.diagnostics import Diagnostic
 from ir_schema.problem import PartialPlacement, Problem
+from passes.cost.base import CostModel
 from passes.search.candidates import Candidates, Enumeration
 from passes.search.constraints import Rules
 from passes.search.evaluator import Evaluator, Rows
@@ -120,14 +122,23 @@ def build(
     objective: Objective = "throughput",
     threads: int = 1,
     known: dict[object, Enumerated] | None = None,
+    models: dict[bytes, CostModel] | None = None,
 ) -> tuple[Space, list[Diagnostic]]:
     """The space of `structure`, and why candidate sets are empty if any is.
 
     `known` carries candidates over between structures that differ in how they split and fuse, and in the
-    staleness of other models, only.
+    staleness of other models, only; `models` cost models with a closed form, which does not depend on how a
+    structure splits and fuses.
     """
-    evaluator = Evaluator(problem, threads)
     known = {} if known is None else known
+    models = {} if models is None else models
+    unstructured = msgspec.structs.replace(
+        problem, plan={}, options=msgspec.structs.replace(problem.options, split="never", fuse=None)
+    )
+    same = msgspec.json.encode(unstructured)
+    evaluator = Evaluator(problem, threads, models.get(same))
+    if evaluator.engine.closed:
+        models[same] = evaluator.model
     alike = (
         tuple((v.name, v.role, v.model) for v in problem.graph.vertices),
         tuple(problem.models.items()),
