@@ -1,7 +1,7 @@
 """Who and what is at fault when a run ends early, in words: worker, GPU, machine, node and step."""
 
-import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from rpeg_rt.dispatch import Instance
 from rpeg_rt.failure import NumericError, RunError, StalledError, WorkerFailedError, WorkerLostError
@@ -12,11 +12,11 @@ _DETAIL_LINES = 8
 
 
 class Blame:
-    """Turns what the controller noticed into the error that ends the run."""
+    """Turns what the controller noticed into the error that ends the run; `machines` are those of the
+    ranks."""
 
-    def __init__(self, realisation: Realisation) -> None:
-        self.realisation = realisation
-        self.machine = socket.gethostname()
+    def __init__(self, realisation: Realisation, machines: Sequence[str]) -> None:
+        self.realisation, self.machines = realisation, machines
 
     def describe(self, x: Instance) -> str:
         """A node instance."""
@@ -26,9 +26,13 @@ class Blame:
         return f"{what}{phase} at step {x.step} (node {n.id})"
 
     def workers(self, ranks: Iterable[int]) -> str:
-        """Workers with their GPUs, and the machine that they are on."""
-        names = [f"{r} (GPU {self.realisation.devices[r]})" for r in sorted(ranks)]
-        return f"worker{'s' if len(names) > 1 else ''} {', '.join(names)} on {self.machine}"
+        """Workers with their GPUs, and the machines that they are on."""
+        named = sorted(ranks)
+        places = [
+            f"{', '.join(f'{r} (GPU {self.realisation.devices[r]})' for r in there)} on {machine}"
+            for machine, there in groupby(named, key=lambda r: self.machines[r])
+        ]
+        return f"worker{'s' if len(named) > 1 else ''} {' and '.join(places)}"
 
     def lost(self, rank: int, doing: Instance | None, how: str) -> RunError:
         """Worker `rank` is gone; `how` it ended, as far as that is known."""

@@ -3,6 +3,8 @@
 The last line on standard error names the exit code whenever it is not 0.
 """
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import click
 import msgspec
 
 from rpeg_rt.failure import ExitCode, RunError
+from rpeg_rt.launch import detect
 
 if TYPE_CHECKING:
     from rpeg_rt.progress import StepReport
@@ -94,6 +97,16 @@ class _RunCommand(click.Command):
     show_default=True,
     help="Longest time of one node (or 20 times its predicted time) before the run counts as stalled.",
 )
+@click.option(
+    "--interface",
+    metavar="NAME",
+    help="Under Slurm or torchrun: the network interface to use (default: where the controller is reached).",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    help="Under Slurm or torchrun: where the controller listens (default: one that follows from the job).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress on standard error.")
 def run_command(
@@ -108,10 +121,30 @@ def run_command(
     save: Path | None,
     eval_every: int | None,
     node_seconds: float,
+    interface: str | None,
+    port: int | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Run a plan."""
+    launch = detect(os.environ)
+    if launch is None and (interface is not None or port is not None):
+        raise click.UsageError("--interface and --port are for runs whose tasks Slurm or torchrun starts")
+    if launch is not None and slots is not None:
+        raise click.UsageError(
+            f"--slots is for runs that start their own workers; here {launch.launcher} does"
+        )
+    if launch is not None and launch.task > 0:
+        from rpeg_rt.joining import serve
+
+        serve(launch, plan, interface, port)
+        return
+    if launch is not None:
+        for ending in (
+            signal.SIGTERM,
+            signal.SIGUSR1,
+        ):  # heard while there is a run to end, for its last words
+            signal.signal(ending, signal.SIG_IGN)
     from rpeg_rt.run import Settings, execute
     from rpeg_rt.summary import render
 
@@ -125,6 +158,9 @@ def run_command(
         save=save,
         eval_every=eval_every,
         node_seconds=node_seconds,
+        interface=interface,
+        port=port,
+        launch=launch,
     )
     outcome = execute(plan, settings, _progress(quiet), _warn, lambda text: _note(text, quiet))
     click.echo(msgspec.json.encode(outcome).decode() if as_json else render(outcome))

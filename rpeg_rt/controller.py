@@ -4,6 +4,7 @@ One thread sleeps in the fleet's selector; verifiers run beside it and wake it. 
 end passes through `Controller.run`, which leaves no worker behind and a trace complete to that point.
 """
 
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -11,14 +12,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from ir_schema.envelope import canonical
+from rpeg_rt.allocation import Crew, interrupted
 from rpeg_rt.blame import Blame
 from rpeg_rt.checkpoints.export import new_checkpoint
+from rpeg_rt.clock import Clock
 from rpeg_rt.commands import Commander
 from rpeg_rt.dispatch import Dispatcher, Instance
 from rpeg_rt.evaluation import examination
-from rpeg_rt.failure import ExitCode, InterruptedRunError, RunError, StalledError, WorkerLostError
-from rpeg_rt.fleet import Fleet, Lost, Received
+from rpeg_rt.failure import ExitCode, RunError, StalledError, WorkerLostError
+from rpeg_rt.fleet import Asked, Lost, Received
 from rpeg_rt.host import Host
 from rpeg_rt.load import Plan
 from rpeg_rt.pauses import pause
@@ -62,7 +67,7 @@ class Controller:
     `node_seconds` bounds the time of any one node (or 20 times its predicted time, where that is more).
     `on_step` is called with each finished step, in order, and `on_evaluation` with each evaluation: before
     the first step, every `eval_every` steps, and after the last. Models start from their `checkpoints`
-    (directories by model); trained ones are written under `save`.
+    (directories by model); trained ones are written under `save`. `crew` are its workers, not yet started.
     `started_ns` and `finished_ns` are when the first node could start and the last was complete.
     """
 
@@ -78,6 +83,7 @@ class Controller:
         save: Path | None,
         node_seconds: float,
         eval_every: int | None,
+        crew: Crew,
         on_step: Callable[[StepReport], None],
         on_evaluation: Callable[[Evaluation], None],
     ) -> None:
@@ -89,15 +95,16 @@ class Controller:
         self._run_config = run
         template = plan.executable.template
         self.dispatcher = Dispatcher(template, steps, realisation.reservations(), realisation.generation)
-        self.fleet = Fleet(realisation.world)
-        self.blame = Blame(realisation)
+        self.fleet, self._ranks = crew.fleet, crew.ranks
+        self.blame = Blame(realisation, crew.machines)
+        self._clocks = [Clock() for _ in crew.machines]
         self._running: dict[Instance, _Running] = {}
         self._verified: deque[Verified] = deque()
         self.evaluations: list[Evaluation] = []
         self._eval_every, self._on_evaluation = eval_every, on_evaluation
         self._pause: int | None = None
         self.progress = Progress(sum(n.kind == "Op" for n in template), on_step)
-        self._interrupted = False
+        self._interrupted: int | None = None
         self._dispatched = 0
         self._origin = time.monotonic_ns()
         self.started_ns = 0
@@ -108,6 +115,10 @@ class Controller:
 
         `host` makes the host part of the run, given what to call with each verified instance.
         """
+        with on_interrupt(self._interrupt):
+            self._run(host)
+
+    def _run(self, host: Callable[[Callable[[Verified], None]], Host]) -> None:
         self.trace.write(
             Header(
                 version=VERSION,
@@ -123,7 +134,6 @@ class Controller:
         code, message = ExitCode.WORKER_LOST, "the controller failed"
         try:
             with ExitStack() as ending:
-                ending.enter_context(on_interrupt(self._interrupt))
                 self.host = host(self._on_verified)
                 ending.callback(self.host.close)
                 self.commander = Commander(self.realisation, self.host)
@@ -156,15 +166,15 @@ class Controller:
     # The run ---------------------------------------------------------------------------------------------
 
     def _start_workers(self) -> None:
+        self.fleet.start(self._ranks)
         start = Start(
             executable=canonical(self.plan.executable),
             seed=self.seed,
-            store=str(self.fleet.directory / "store"),
+            store=self.fleet.store,
             origin_ns=self._origin,
             eos=self.host.tokenizer.eos,
             checkpoints={model: str(path) for model, path in self._checkpoints.items()},
         )
-        self.fleet.start()
         waiting = set(range(self.realisation.world))
         deadline = time.monotonic() + START_SECONDS
         while waiting:
@@ -232,7 +242,10 @@ class Controller:
         running = self._running.get(x)
         if running is None or rank not in running.workers:
             raise WorkerLostError(f"{self.blame.workers([rank])} reported {x}, which it was not asked for")
-        running.done[rank] = done
+        start, finish = self._clocks[rank].translate(
+            running.started_ns, done.start_ns, done.finish_ns, self._now()
+        )
+        running.done[rank] = replace(done, start_ns=start, finish_ns=finish)
         if len(running.done) < len(running.workers):
             return
         parts = {
@@ -342,8 +355,20 @@ class Controller:
                 if isinstance(event.frame, Failed):
                     raise self._failed(event.rank, event.frame)
                 yield event
-        if self._interrupted:
-            raise InterruptedRunError("interrupted")
+            if isinstance(event, Asked):
+                self._interrupted = event.number
+        if self._interrupted is not None:
+            raise self._stopped(self._interrupted)
+
+    def _stopped(self, number: int) -> RunError:
+        """What a request to stop means: the end of the run, and the one place where it comes. A launcher also
+        ends all tasks when one of them dies, so that one is looked for a moment longer."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        while number == signal.SIGTERM and self.fleet.tasks > 1 and (left := deadline - time.monotonic()) > 0:
+            for event in self.fleet.events(left):
+                if isinstance(event, Lost):
+                    return self._lost(event)
+        return interrupted(number)
 
     def _failed(self, rank: int, failed: Failed) -> RunError:
         """What a worker's failure means. That a peer went away is told by all who wait for it, so the one
@@ -374,6 +399,6 @@ class Controller:
         self._verified.append(verified)
         self.fleet.wake()
 
-    def _interrupt(self) -> None:
-        self._interrupted = True
+    def _interrupt(self, number: int) -> None:
+        self._interrupted = number
         self.fleet.wake()

@@ -1,37 +1,42 @@
 """The workers of a run as the controller sees them: starting, talking, noticing deaths, and ending them.
 
-Everything arrives through one selector, so the controller sleeps until something happens. Only loopback is
-listened on, and a connection that does not prove to know the run's secret is dropped.
+Everything arrives through one selector, so the controller sleeps until something happens. A run on one
+machine listens on loopback only, one under a launcher at the address of one interface. A connection that
+does not prove to know the run's secret is dropped.
 """
 
 import json
 import os
-import secrets
 import selectors
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 import rpeg_rt
+from rpeg_rt.peer import Peer
 from rpeg_rt.protocol import (
     FRAME_LIMIT,
+    Assign,
+    Ended,
     Frame,
-    FrameBuffer,
     Hello,
+    Join,
     Message,
     ProtocolError,
+    Signalled,
     Stop,
     authentic,
-    encode,
 )
+from rpeg_rt.spawn import LOG_LINES
 
-LOG_LINES = 12
 CLOSE_SECONDS = 5.0
 REPORT_SECONDS = 2.0
 STOP_SECONDS = 0.5
@@ -47,10 +52,17 @@ class Received:
 
 @dataclass(frozen=True)
 class Lost:
-    """Worker `rank` is gone; None: the process that starts them."""
+    """Worker `rank` is gone; None: a task that starts workers."""
 
     rank: int | None
     reason: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The launcher sent signal `number` to a task."""
+
+    number: int
 
 
 @dataclass(frozen=True)
@@ -58,35 +70,39 @@ class Woken:
     """Somebody called `wake`."""
 
 
-Event = Received | Lost | Woken
-
-
-class _Peer:
-    """One connection: its socket, who is at the other end, and bytes on their way out."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
-        self.rank: int | None = None
-        self.buffer = FrameBuffer()
-        self.out: deque[memoryview] = deque()
-        self.waiting = False
+Event = Received | Lost | Asked | Woken
 
 
 class Fleet:
-    """`count` workers on this machine: `start`, `events` until done, then `close` (also after errors)."""
+    """`count` workers of `tasks` tasks: `start`, `events` until done, then `close` (also after errors).
 
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._directory = tempfile.TemporaryDirectory(prefix="rpeg-rt-", ignore_cleanup_errors=True)
-        self.directory = Path(self._directory.name)
-        self.secret = secrets.token_hex(32)
+    `own` is the task that this process starts by itself, the only one of a run without a launcher;
+    `address` is listened on, at `port` (0: any); `interface` is where the workers' traffic goes.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        own: Join,
+        *,
+        tasks: int = 1,
+        address: str = "127.0.0.1",
+        port: int = 0,
+        interface: str | None = None,
+    ) -> None:
+        self.count, self.own, self.tasks = count, own, tasks
+        self._where, self._interface = (address, port), interface
         self._selector = selectors.DefaultSelector()
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[int, Peer] = {}
+        self._members: dict[int, Peer] = {}
+        self._assignment: Mapping[int, tuple[int, ...]] = {}
+        self.joins: dict[int, Join] = {}
         self.pids: dict[int, int] = {}
-        self._ended: dict[int, int] = {}
+        self._ended: dict[int, Ended] = {}
         self._spawner: subprocess.Popen[bytes] | None = None
-        self._reports = b""
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the fleet)
         self._listener: socket.socket | None = None
+        self._store: socket.socket | None = None
         self._wake, self._woken = socket.socketpair()
         for end in (self._wake, self._woken):
             end.setblocking(False)
@@ -99,54 +115,63 @@ class Fleet:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where workers connect to."""
+        """Where tasks and workers connect to."""
         assert self._listener is not None
         host, port = self._listener.getsockname()
         return host, port
 
+    @property
+    def store(self) -> tuple[str, int]:
+        """Where worker 0 will let the others find each other."""
+        assert self._store is not None
+        host, port = self._store.getsockname()
+        return host, port
+
     def listen(self) -> None:
-        """Wait for workers on loopback; those who know the secret appear as `Received(rank, Hello)`."""
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=self.count)
+        """Wait for tasks and workers: those who know the secret appear among `joins` and as
+        `Received(rank, Hello)`. Raises OSError if the port is taken."""
+        self._listener = socket.create_server(self._where, backlog=self.count + self.tasks)
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, "listener")
 
-    def start(self) -> None:
-        """Start the workers."""
+    def open(self) -> None:
+        """Listen, and start this process's own task; the others are the launcher's."""
         self.listen()
+        self._store = socket.create_server((self._where[0], 0), backlog=self.count)
         root = str(Path(rpeg_rt.__file__).resolve().parent.parent)
         inherited = os.environ.get("PYTHONPATH")
-        environment = os.environ | {
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "PYTHONPATH": root if not inherited else os.pathsep.join([root, inherited]),
-        }
-        with (self.directory / "spawner.log").open("wb") as log:
-            self._spawner = subprocess.Popen(
-                [sys.executable, "-P", "-m", "rpeg_rt.spawn"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-            )
+        path = root if not inherited else os.pathsep.join([root, inherited])
+        self._spawner = subprocess.Popen(
+            [sys.executable, "-P", "-m", "rpeg_rt.spawn"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._log,
+            env=os.environ | {"PYTHONPATH": path},
+            pass_fds=[self._store.fileno()],
+        )
         assert self._spawner.stdin is not None
-        assert self._spawner.stdout is not None
         config = {
             "address": self.address,
-            "secret": self.secret,
-            "workers": self.count,
-            "logs": str(self.directory),
+            "join": msgspec.to_builtins(self.own),
+            "interface": self._interface,
+            "listener": self._store.fileno(),
         }
-        self._spawner.stdin.write(json.dumps(config).encode() + b"\n")
-        self._spawner.stdin.flush()
-        self._selector.register(self._spawner.stdout, selectors.EVENT_READ, "spawner")
+        with self._spawner.stdin as pipe:
+            pipe.write(json.dumps(config).encode() + b"\n")
+
+    def start(self, assignment: Mapping[int, tuple[int, ...]]) -> None:
+        """Start the workers: ranks by task. Opens the fleet if that has not been done."""
+        if self._listener is None:
+            self.open()
+        self._assignment = assignment
+        for task in self._members:
+            self._assign(task)
 
     def send(self, rank: int, message: Message) -> None:
         """Queue a frame for worker `rank` (dropped if it is gone: its loss is an event)."""
         peer = self._peers.get(rank)
-        if peer is None:
-            return
-        peer.out.append(memoryview(encode(message)))
-        self._flush(peer)
+        if peer is not None:
+            peer.send(message)
 
     def events(self, timeout: float | None) -> list[Event]:
         """What has happened; waits for at most `timeout` seconds (None: until something does)."""
@@ -157,72 +182,64 @@ class Fleet:
                 found.append(Woken())
             elif key.data == "listener":
                 self._accept()
-            elif key.data == "spawner":
-                found += self._read_reports()
             else:
                 if mask & selectors.EVENT_WRITE:
-                    self._flush(key.data)
+                    key.data.flush()
                 if mask & selectors.EVENT_READ:
                     found += self._read(key.data)
         return found
 
     def explain(self, rank: int) -> str:
         """How a lost worker ended, with the last lines that it wrote."""
+        task = next(t for t, ranks in self._assignment.items() if rank in ranks)
         deadline = time.monotonic() + REPORT_SECONDS
-        while rank not in self._ended and self._spawner and time.monotonic() < deadline:
-            stdout = self._spawner.stdout
-            assert stdout is not None
+        while rank not in self._ended and task in self._members and time.monotonic() < deadline:
+            member = self._members[task]
             with selectors.DefaultSelector() as selector:
-                selector.register(stdout, selectors.EVENT_READ)
-                if selector.select(deadline - time.monotonic()) and any(
-                    isinstance(event, Lost) and event.rank is None for event in self._read_reports()
-                ):
-                    break
-        status = self._ended.get(rank)
-        how = "its connection closed"
-        if status is not None:
+                selector.register(member.socket, selectors.EVENT_READ)
+                if selector.select(deadline - time.monotonic()):
+                    self._read(member)
+        ended = self._ended.get(rank)
+        if ended is not None:
+            status = ended.status
             how = f"killed by signal {-status}" if status < 0 else f"exited with status {status}"
-        return how + self.log_tail(f"worker-{rank}.log")
-
-    def log_tail(self, name: str) -> str:
-        """The last lines of a log of this run, indented; empty if there are none."""
-        try:
-            lines = (self.directory / name).read_text(errors="replace").splitlines()[-LOG_LINES:]
-        except OSError:
-            return ""
-        return "".join(f"\n    | {line}" for line in lines)
+            return how + _indented(ended.log)
+        return "its connection closed" if task in self._members else self._task_ended(task)
 
     def close(self) -> None:
-        """End all workers and wait until they have ended; remove what the run left on disk."""
-        for rank in list(self._peers):
-            self.send(rank, Stop())
-        if self._spawner is not None:
-            assert self._spawner.stdin is not None
-            assert self._spawner.stdout is not None
-            if self.pids:
-                self._await_exits()
-            else:
-                self._spawner.kill()  # It may still import, and then hears nothing.
-            for pipe in (self._spawner.stdin, self._spawner.stdout):
-                pipe.close()
-            try:
-                self._spawner.wait(CLOSE_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._spawner.kill()
-                self._spawner.wait()
+        """End all workers and wait until they have ended."""
+        if self._wake.fileno() < 0:
+            return
         for peer in self._peers.values():
-            peer.socket.close()
-        self._peers.clear()
+            peer.send(Stop())
+        self._await(self._peers, STOP_SECONDS)
+        for member in self._members.values():
+            member.send(Stop())
+        self._await(self._members, CLOSE_SECONDS if self.tasks > 1 else STOP_SECONDS)
+        if self._spawner is not None:
+            # It may still import, and then hears nothing; or it was not admitted yet.
+            with suppress(subprocess.TimeoutExpired):
+                self._spawner.wait(CLOSE_SECONDS if self.pids else 0)
+            self._spawner.kill()
+            self._spawner.wait()
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.data, Peer):
+                key.data.close()
         self._selector.close()
-        for end in (self._wake, self._woken, *([self._listener] if self._listener else [])):
-            end.close()
-        self._directory.cleanup()
+        self._log.close()
+        for end in (self._listener, self._store, self._wake, self._woken):
+            if end is not None:
+                end.close()
 
-    def _await_exits(self) -> None:
-        """Give workers that were told to stop a moment to leave by themselves."""
-        deadline = time.monotonic() + STOP_SECONDS
-        while self._peers and time.monotonic() < deadline:
+    def _await(self, leaving: Mapping[int, Peer], seconds: float) -> None:
+        """Give those who were told to stop a moment to leave by themselves."""
+        deadline = time.monotonic() + seconds
+        while leaving and time.monotonic() < deadline:
             self.events(max(0.0, deadline - time.monotonic()))
+
+    def _assign(self, task: int) -> None:
+        if task in self._assignment:
+            self._members[task].send(Assign(self._assignment[task]))
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -230,80 +247,80 @@ class Fleet:
             connection, _ = self._listener.accept()
         except OSError:
             return
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._selector.register(connection, selectors.EVENT_READ, _Peer(connection))
+        Peer(connection, self._selector)
 
-    def _read(self, peer: _Peer) -> list[Event]:
-        try:
-            data = peer.socket.recv(1 << 20)
-        except BlockingIOError:
+    def _read(self, peer: Peer) -> list[Event]:
+        data = peer.read()
+        if data is None:
             return []
-        except OSError:
-            data = b""
         if not data:
             return self._drop(peer)
         found: list[Event] = []
         try:
             for frame in peer.buffer.feed(data):
-                if peer.rank is None and not self._admit(peer, frame):
+                if peer.rank is not None:
+                    found.append(Received(peer.rank, frame))
+                elif peer.join is not None:
+                    found += self._hear(frame)
+                elif isinstance(frame, Hello) and self._admit(peer, frame):
+                    found.append(Received(frame.rank, frame))
+                elif not (isinstance(frame, Join) and self._enrol(peer, frame)):
                     return self._drop(peer)
-                assert peer.rank is not None
-                found.append(Received(peer.rank, frame))
         except ProtocolError:
             return found + self._drop(peer)
         return found
 
-    def _admit(self, peer: _Peer, frame: Frame) -> bool:
-        """Whether a connection's first frame makes it worker `frame.rank`."""
-        if not authentic(frame, self.secret):
+    def _admit(self, peer: Peer, hello: Hello) -> bool:
+        """Whether a connection's first frame makes it worker `hello.rank`."""
+        if not authentic(hello, self.own.secret):
             return False
-        assert isinstance(frame, Hello)
-        if frame.rank in self._peers or not 0 <= frame.rank < self.count:
+        if hello.rank in self._peers or not 0 <= hello.rank < self.count:
             return False
-        peer.rank, peer.buffer.limit = frame.rank, FRAME_LIMIT
-        self._peers[frame.rank] = peer
-        self.pids[frame.rank] = frame.pid
+        peer.rank, peer.buffer.limit = hello.rank, FRAME_LIMIT
+        self._peers[hello.rank] = peer
+        self.pids[hello.rank] = hello.pid
         return True
 
-    def _drop(self, peer: _Peer) -> list[Event]:
-        self._selector.unregister(peer.socket)
-        peer.socket.close()
-        if peer.rank is None:
+    def _enrol(self, peer: Peer, join: Join) -> bool:
+        """Whether a connection's first frame makes it task `join.task`."""
+        if not authentic(join, self.own.secret) or join.task in self.joins or not 0 <= join.task < self.tasks:
+            return False
+        peer.join, peer.buffer.limit = join, FRAME_LIMIT
+        self._members[join.task] = peer
+        self.joins[join.task] = join
+        self._assign(join.task)
+        return True
+
+    def _hear(self, frame: Frame) -> list[Event]:
+        """What a task says; a worker may end before it has connected."""
+        if isinstance(frame, Signalled):
+            return [Asked(frame.number)]
+        if not isinstance(frame, Ended):
+            raise ProtocolError("no frame of a task")
+        self._ended[frame.rank] = frame
+        return [] if frame.rank in self.pids else [Lost(frame.rank, "it ended before it connected")]
+
+    def _drop(self, peer: Peer) -> list[Event]:
+        peer.close()
+        if peer.rank is not None:
+            del self._peers[peer.rank]
+            return [Lost(peer.rank, "its connection closed")]
+        if peer.join is None:
             return []
-        del self._peers[peer.rank]
-        return [Lost(peer.rank, "its connection closed")]
+        task = peer.join.task
+        del self._members[task]
+        rank = next(iter(self._assignment.get(task, ())), None) if self.tasks > 1 else None
+        return [Lost(rank, self._task_ended(task))]
 
-    def _flush(self, peer: _Peer) -> None:
-        try:
-            while peer.out:
-                sent = peer.socket.send(peer.out[0])
-                if sent == len(peer.out[0]):
-                    peer.out.popleft()
-                else:
-                    peer.out[0] = peer.out[0][sent:]
-        except BlockingIOError:
-            pass
-        except OSError:
-            peer.out.clear()  # the loss is noticed when reading
-        if peer.waiting != bool(peer.out):
-            peer.waiting = bool(peer.out)
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.waiting else 0)
-            self._selector.modify(peer.socket, events, peer)
+    def _task_ended(self, task: int) -> str:
+        if self.tasks > 1:
+            return f"task {task} on {self.joins[task].machine} ended"
+        self._log.seek(0)
+        return "the process that starts workers ended" + _indented(
+            "\n".join(self._log.read().decode(errors="replace").splitlines()[-LOG_LINES:])
+        )
 
-    def _read_reports(self) -> list[Event]:
-        """Ends of workers, as the spawner tells them; a worker may end before it has connected."""
-        assert self._spawner is not None
-        assert self._spawner.stdout is not None
-        data = os.read(self._spawner.stdout.fileno(), 4096)
-        if not data:
-            self._selector.unregister(self._spawner.stdout)
-            return [Lost(None, "the process that starts workers ended" + self.log_tail("spawner.log"))]
-        *lines, self._reports = (self._reports + data).split(b"\n")
-        found: list[Event] = []
-        for line in lines:
-            report = json.loads(line)
-            self._ended[report["rank"]] = report["status"]
-            if report["rank"] not in self.pids:
-                found.append(Lost(report["rank"], "it ended before it connected"))
-        return found
+
+def _indented(log: str) -> str:
+    """Lines of a log under what they belong to."""
+    return "".join(f"\n    | {line}" for line in log.splitlines())

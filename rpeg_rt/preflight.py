@@ -30,12 +30,12 @@ class Machine(Record, frozen=True, kw_only=True):
 
 def this_machine(slots: int | None) -> Machine:
     """The machine at hand; memory is what the system says is available, within any control-group limit."""
-    return Machine(slots=slots, memory_bytes=_available_memory())
+    return Machine(slots=slots, memory_bytes=available_memory())
 
 
-def check(executable: Executable, machine: Machine, findings: Sequence[str] = ()) -> Realisation:
-    """The plan bound to this machine's workers. Raises PreflightError with all that is missing, `findings`
-    (of its files) included."""
+def check(executable: Executable, machine: Machine | None, findings: Sequence[str] = ()) -> Realisation:
+    """The plan bound to workers, of this machine unless it is None: then a launcher starts them. Raises
+    PreflightError with all that is missing, `findings` (of its files) included."""
     missing = [*_missing_software(), *_unsupported_run(executable), *findings]
     try:
         realisation = Realisation(executable)
@@ -44,7 +44,8 @@ def check(executable: Executable, machine: Machine, findings: Sequence[str] = ()
     except NotUnderstood as exc:
         raise PreflightError(missing + exc.findings) from exc
     missing += _unsupported_models(realisation)
-    missing += _misfit(realisation, machine)
+    if machine is not None:
+        missing += _misfit(realisation, machine)
     missing += _deadlock(realisation)
     if missing:
         raise PreflightError(missing)
@@ -98,7 +99,7 @@ def _misfit(realisation: Realisation, machine: Machine) -> list[str]:
             f"the plan uses {len(nodes)} nodes ({listed}) of up to {per_node} GPUs each, "
             f"this machine is one node with {slots} slots"
         )
-    needed = workers * WORKER_BASE_BYTES + _model_bytes(realisation)
+    needed = needed_bytes(realisation, range(workers))
     if machine.memory_bytes is not None and needed > machine.memory_bytes:
         gib = 1024**3
         found.append(
@@ -108,12 +109,15 @@ def _misfit(realisation: Realisation, machine: Machine) -> list[str]:
     return found
 
 
-def _model_bytes(realisation: Realisation) -> int:
-    """Predicted peaks of all GPUs, which here share one memory; float64 takes twice the bytes of float32."""
+def needed_bytes(realisation: Realisation, ranks: Sequence[int]) -> int:
+    """Memory of workers that share it: what each occupies by itself, and the predicted peaks of their GPUs;
+    float64 takes twice the bytes of float32."""
     run = realisation.problem.run
     wide = 2 if run is not None and run.precision == "float64" else 1
     predicted = realisation.executable.prediction.devices
-    return sum(wide * predicted[d].peak_bytes for d in realisation.devices if d in predicted)
+    devices = [realisation.devices[rank] for rank in ranks]
+    peaks = sum(wide * predicted[d].peak_bytes for d in devices if d in predicted)
+    return len(ranks) * WORKER_BASE_BYTES + peaks
 
 
 def _deadlock(realisation: Realisation) -> list[str]:
@@ -135,7 +139,8 @@ def _deadlock(realisation: Realisation) -> list[str]:
     return []
 
 
-def _available_memory() -> int | None:
+def available_memory() -> int | None:
+    """Bytes that the system says are free, within any control-group limit; None where it does not say."""
     found = []
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():

@@ -1,6 +1,7 @@
-"""Frames between controller and workers: length-prefixed msgpack of typed records, never pickle.
+"""Frames between controller, tasks and workers: length-prefixed msgpack of typed records, never pickle.
 
-A worker opens with `Hello` and the run's secret; until it has, at most a small frame is read from it.
+A worker opens with `Hello` and the run's secret, a task that starts workers with `Join` and the secret; until
+it has, at most a small frame is read from it.
 """
 
 import hmac
@@ -61,16 +62,55 @@ class Hello(Message, frozen=True, tag=True, array_like=True):
     pid: int
 
 
+class Join(Message, frozen=True, tag=True, array_like=True):
+    """Task to controller: it can start workers. `task` of the launcher, proved by the run's secret; the index
+    and the name of its node and its place there; versions of packages and the plan's id there; free memory
+    in bytes and GPUs, where they are known; and what else is in the way of a run.
+    """
+
+    secret: str
+    task: int
+    node: int
+    slot: int
+    machine: str
+    software: dict[str, str]
+    plan: str
+    memory_bytes: int | None
+    gpus: int
+    problem: str = ""
+
+
+class Assign(Message, frozen=True, tag=True, array_like=True):
+    """Controller to task: start these workers."""
+
+    ranks: tuple[int, ...]
+
+
+class Ended(Message, frozen=True, tag=True, array_like=True):
+    """Task to controller: a worker has ended, with its exit status (negative: a signal) and last lines."""
+
+    rank: int
+    status: int
+    log: str
+
+
+class Signalled(Message, frozen=True, tag=True, array_like=True):
+    """Task to controller: the launcher has sent it signal `number`."""
+
+    number: int
+
+
 class Start(Message, frozen=True, tag=True, array_like=True):
     """Controller to worker: the executable's canonical bytes and what every worker must agree on.
 
-    `origin_ns` is the zero of all times of the run on the machine's monotonic clock; `eos` ends a response;
+    `store` is where workers find each other, a host and a port at which worker 0 listens. `origin_ns` is the
+    zero of all times of the run on the controller's monotonic clock; `eos` ends a response;
     `checkpoints` are the directories that models start from, by model.
     """
 
     executable: bytes
     seed: int
-    store: str
+    store: tuple[str, int]
     origin_ns: int
     eos: int | None
     checkpoints: dict[str, str]
@@ -157,10 +197,26 @@ class Failed(Message, frozen=True, tag=True, array_like=True):
 
 
 class Stop(Message, frozen=True, tag=True, array_like=True):
-    """Controller to worker: the run is over; leave."""
+    """Controller to worker or task: the run is over; leave."""
 
 
-Frame = Hello | Start | Ready | Command | Done | Evaluate | Answers | Save | Saved | Failed | Stop
+Frame = (
+    Join
+    | Assign
+    | Ended
+    | Signalled
+    | Hello
+    | Start
+    | Ready
+    | Command
+    | Done
+    | Evaluate
+    | Answers
+    | Save
+    | Saved
+    | Failed
+    | Stop
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Frame)
@@ -196,8 +252,8 @@ def decode(payload: bytes) -> Frame:
 
 
 def authentic(hello: Frame, secret: str) -> bool:
-    """Whether `hello` introduces a worker that knows the secret."""
-    return isinstance(hello, Hello) and hmac.compare_digest(hello.secret.encode(), secret.encode())
+    """Whether `hello` introduces a worker or a task that knows the secret."""
+    return isinstance(hello, Hello | Join) and hmac.compare_digest(hello.secret.encode(), secret.encode())
 
 
 class FrameBuffer:

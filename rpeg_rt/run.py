@@ -9,13 +9,17 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from rpeg_rt.allocation import arrange, gather, local_crew
 from rpeg_rt.checkpoints.export import make_room, unwritable
 from rpeg_rt.checkpoints.start import examine
 from rpeg_rt.controller import Controller
 from rpeg_rt.evaluation import not_examined
 from rpeg_rt.failure import FileError, VerificationError
 from rpeg_rt.files import LineFile
+from rpeg_rt.fleet import Fleet
 from rpeg_rt.host import Host
+from rpeg_rt.joining import launched_fleet, local_fleet
+from rpeg_rt.launch import Launch
 from rpeg_rt.load import Plan, load_plan
 from rpeg_rt.preflight import check, this_machine
 from rpeg_rt.progress import StepReport
@@ -26,7 +30,8 @@ from rpeg_rt.verify import verify_trace
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line adds to a plan; None takes the plan's own value."""
+    """What the command line adds to a plan, and the launcher; None takes the plan's own value, and of a
+    network interface or port what follows from where the tasks are."""
 
     steps: int | None = None
     seed: int | None = None
@@ -37,6 +42,9 @@ class Settings:
     save: Path | None = None
     eval_every: int | None = None
     node_seconds: float = 600.0
+    interface: str | None = None
+    port: int | None = None
+    launch: Launch | None = None
 
 
 def execute(
@@ -49,10 +57,28 @@ def execute(
     """Run the plan in `path`. Raises RunError. `progress` is told each finished step and their number,
     `warn` what the plan asks for and does not get, `note` what is worth knowing of where models start."""
     plan = load_plan(path)
+    with ExitStack() as stack:
+        fleet = None
+        if settings.launch is not None:
+            fleet = launched_fleet(settings.launch, plan.id, settings.interface, settings.port)
+            stack.callback(fleet.close)
+        return _execute(plan, settings, fleet, progress, warn, note)
+
+
+def _execute(
+    plan: Plan,
+    settings: Settings,
+    fleet: Fleet | None,
+    progress: Callable[[StepReport, int], None],
+    warn: Callable[[str], None],
+    note: Callable[[str], None],
+) -> Outcome:
+    """Run a plan on the tasks of a launcher, which join `fleet`, or (None) on workers of its own."""
     problem, directory = plan.executable.problem, settings.data or _data_directory(plan)
     checkpoints = examine(problem, directory)
     findings = checkpoints.findings + ([] if settings.save is None else unwritable(problem))
-    realisation = check(plan.executable, this_machine(settings.slots), findings)
+    machine = this_machine(settings.slots) if fleet is None else None
+    realisation = check(plan.executable, machine, findings)
     run = problem.run
     assert run is not None
     steps = run.steps if settings.steps is None else settings.steps
@@ -71,6 +97,11 @@ def execute(
         eval_every = None
     for text in checkpoints.notes:
         note(text)
+    if fleet is None:
+        crew = local_crew(local_fleet(realisation.world, plan.id), realisation.world)
+    else:
+        gather(fleet)
+        crew = arrange(realisation, fleet)
     reports: list[StepReport] = []
     with ExitStack() as stack:
         metrics = None if settings.metrics is None else LineFile(settings.metrics, "metrics")
@@ -105,6 +136,7 @@ def execute(
             save=settings.save,
             node_seconds=settings.node_seconds,
             eval_every=eval_every,
+            crew=crew,
             on_step=on_step,
             on_evaluation=on_evaluation,
         )

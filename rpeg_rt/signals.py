@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request to end in order, instead of an exception anywhere."""
+"""Ctrl-C and the signals of launchers as a request to end in order, instead of an exception anywhere."""
 
 import signal
 import threading
@@ -7,12 +7,14 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def on_interrupt(call: Callable[[], None]) -> Iterator[None]:
-    """While this lasts, `call` is called at SIGINT and SIGTERM (only the main thread can handle signals)."""
+def on_interrupt(call: Callable[[int], None]) -> Iterator[None]:
+    """While this lasts, `call` is called with the number of a SIGINT, SIGTERM, or SIGUSR1 (which Slurm can
+    send before a time limit); only the main thread can handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {s: signal.signal(s, lambda *_: call()) for s in (signal.SIGINT, signal.SIGTERM)}
+    asking = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = {s: signal.signal(s, lambda n, _: call(n)) for s in asking}
     try:
         yield
     finally:

@@ -9,11 +9,13 @@ import os
 import socket
 import time
 import traceback
+from datetime import timedelta
 from pathlib import Path
 
 import msgspec
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from ir_schema.stages import Executable
 from rpeg_rt.algorithms import Learner, make_learner
@@ -23,6 +25,7 @@ from rpeg_rt.engine.microtasks import schedule_hash
 from rpeg_rt.engine.routing import Fragment, route
 from rpeg_rt.engine.training import NumericError
 from rpeg_rt.engine.transfer import exchange, move_fragments
+from rpeg_rt.network import keep_alive
 from rpeg_rt.operators import Generating, Site, Training, likelihoods, score, train, train_together
 from rpeg_rt.precision import number_type, weight_type
 from rpeg_rt.protocol import (
@@ -50,6 +53,8 @@ from rpeg_rt.store import Rows, Store, gather
 from rpeg_rt.trace import Fused
 from rpeg_rt.weights import starting_weights, write_shards
 
+STORE_SECONDS = 300.0
+
 
 class _Ledger:
     """Bytes that this worker sent and received while carrying out one command, by peer."""
@@ -71,7 +76,7 @@ class EngineError(Exception):
 class Worker:
     """One rank's models, process groups and rows."""
 
-    def __init__(self, rank: int, start: Start) -> None:
+    def __init__(self, rank: int, start: Start, listener: int | None) -> None:
         executable = msgspec.json.decode(start.executable, type=Executable)
         self.rank, self.start = rank, start
         self.realisation = Realisation(executable)
@@ -79,7 +84,7 @@ class Worker:
         assert self.problem.run is not None
         self.run = self.problem.run
         world = self.realisation.world
-        store = torch.distributed.FileStore(start.store, world)  # type: ignore[attr-defined]
+        store = _store(start.store, rank, listener)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         self.groups: dict[tuple[tuple[int, ...], object], LayoutGroups] = {
             place: make_layout(*place) for place in self.realisation.layouts()
@@ -354,11 +359,24 @@ def _failure(command: Command | None, exc: BaseException) -> Failed:
     return Failed(node, step, kind, text, "".join(frames))
 
 
-def main(rank: int, address: tuple[str, int], secret: str) -> int:
-    """Serve commands until the controller says stop or goes away; the process's exit code."""
+def _store(address: tuple[str, int], rank: int, listener: int | None) -> TCPStore:
+    """The store in which workers tell each other their addresses; worker 0 keeps it, at socket `listener`."""
+    return TCPStore(
+        *address,
+        is_master=rank == 0,
+        timeout=timedelta(seconds=STORE_SECONDS),
+        wait_for_workers=False,
+        master_listen_fd=listener if rank == 0 else None,
+    )
+
+
+def main(rank: int, address: tuple[str, int], secret: str, listener: int | None) -> int:
+    """Serve commands until the controller says stop or goes away; the process's exit code. `listener` is the
+    descriptor of the store's socket, for worker 0."""
     torch.set_num_threads(1)
     with socket.create_connection(address) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        keep_alive(connection)
         channel = Channel(connection)
         channel.send(Hello(secret, rank, os.getpid()))
         command: Command | None = None
@@ -366,7 +384,7 @@ def main(rank: int, address: tuple[str, int], secret: str) -> int:
             start = channel.receive()
             if not isinstance(start, Start):
                 return 1
-            worker = Worker(rank, start)
+            worker = Worker(rank, start, listener)
             channel.send(Ready())
             while True:
                 frame = channel.receive()

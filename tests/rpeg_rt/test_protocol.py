@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpeg_rt.fleet import Fleet, Lost, Received
+from rpeg_rt.joining import local_fleet
 from rpeg_rt.protocol import (
     HELLO_LIMIT,
     Channel,
@@ -80,7 +81,7 @@ def test_the_secret() -> None:
 @pytest.fixture
 def fleet():
     """A fleet of two that listens, without anybody started."""
-    made = Fleet(2)
+    made = local_fleet(2, "a plan")
     made.listen()
     yield made
     made.close()
@@ -117,13 +118,13 @@ def test_strangers_are_dropped_without_a_word(fleet: Fleet, opening: bytes) -> N
 
 def test_a_worker_is_admitted_once_and_missed_when_it_goes(fleet: Fleet) -> None:
     worker = connect(fleet)
-    Channel(worker).send(Hello(fleet.secret, 1, 77))
-    assert gather(fleet) == [Received(1, Hello(fleet.secret, 1, 77))]
+    Channel(worker).send(Hello(fleet.own.secret, 1, 77))
+    assert gather(fleet) == [Received(1, Hello(fleet.own.secret, 1, 77))]
     assert fleet.pids == {1: 77}
     again = connect(fleet)
-    Channel(again).send(Hello(fleet.secret, 1, 78))
+    Channel(again).send(Hello(fleet.own.secret, 1, 78))
     outside = connect(fleet)
-    Channel(outside).send(Hello(fleet.secret, 2, 79))
+    Channel(outside).send(Hello(fleet.own.secret, 2, 79))
     assert gather(fleet, seconds=0.3) == []
     assert again.recv(1) == outside.recv(1) == b""
 
