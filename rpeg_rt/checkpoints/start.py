@@ -98,7 +98,7 @@ def _configuration(spec: ModelSpec, path: Path) -> list[str]:
     ]
     if apart:
         findings.append(
-            f"{path} describes another model: {'; '.join(apart)}; as `arch`, it would give all keys"
+            f"{path} describes another model: {'; '.join(apart)}; give it as `arch` and compile again"
         )
     return findings
 
