@@ -72,14 +72,14 @@ def arrange(realisation: Realisation, fleet: Fleet) -> Crew:
         raise PreflightError(missing)
     ranks: dict[int, tuple[int, ...]] = {}
     machines: list[str] = []
-    for used, there in zip(_plan_nodes(realisation).values(), _nodes(joins).values(), strict=True):
+    for used, there in zip(plan_nodes(realisation).values(), _nodes(joins).values(), strict=True):
         for rank, join in zip(used, there, strict=False):  # others of the tasks have nothing to do
             ranks[join.task] = (rank,)
             machines.append(join.machine)
     return Crew(fleet, ranks, tuple(machines))
 
 
-def _plan_nodes(realisation: Realisation) -> dict[str, list[int]]:
+def plan_nodes(realisation: Realisation) -> dict[str, list[int]]:
     """Ranks by the plan's node, in order."""
     found: dict[str, list[int]] = {}
     for rank, device in enumerate(realisation.devices):
@@ -114,7 +114,7 @@ def _unlike(joins: list[Join]) -> list[str]:
 
 def _misfit(realisation: Realisation, joins: list[Join]) -> list[str]:
     """Nodes, tasks, GPUs and memory that the plan needs and the launcher did not provide."""
-    plan, nodes = _plan_nodes(realisation), _nodes(joins)
+    plan, nodes = plan_nodes(realisation), _nodes(joins)
     per_node = max(len(ranks) for ranks in plan.values())
     shape = f"{len(plan)} node{'s' * (len(plan) > 1)} with {per_node} task{'s' * (per_node > 1)} each"
     found = []

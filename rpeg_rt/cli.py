@@ -4,6 +4,7 @@ The last line on standard error names the exit code whenever it is not 0.
 """
 
 import os
+import re
 import signal
 import sys
 import time
@@ -40,6 +41,9 @@ HELP = """Execute a plan exactly as it stands, on persistent workers, and prove 
   rpeg-rt plan.exe.json --steps 20 --trace t.jsonl run 20 steps and keep the trace
   rpeg-rt verify t.jsonl plan.exe.json             check a trace against its plan
   rpeg-rt trace t.jsonl --perfetto t.json          a timeline for ui.perfetto.dev
+  rpeg-rt slurm plan.exe.json                      run it on a Slurm cluster
+  srun rpeg-rt plan.exe.json                       the same, within an allocation
+  torchrun … -m rpeg_rt plan.exe.json              run it on what torchrun starts
 
 \b
 Exit codes: 0 done, 2 usage or file, 3 refused before the start, 4 worker lost or failed,
@@ -140,11 +144,9 @@ def run_command(
         serve(launch, plan, interface, port)
         return
     if launch is not None:
-        for ending in (
-            signal.SIGTERM,
-            signal.SIGUSR1,
-        ):  # heard while there is a run to end, for its last words
-            signal.signal(ending, signal.SIG_IGN)
+        # A launcher's signals are heard while there is a run to end, and must not cut off its last words.
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)
     from rpeg_rt.run import Settings, execute
     from rpeg_rt.summary import render
 
@@ -207,6 +209,59 @@ def trace_command(*, trace: Path, perfetto: Path) -> None:
         raise FileError(f"{trace}: {exc}") from exc
 
 
+_SLURM_TIME = r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}"
+_SLURM_NAME = r"[\w.,@%+-]+"
+
+
+def _matching(pattern: str, what: str) -> Callable[[click.Context, click.Parameter, str | None], str | None]:
+    def checked(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(pattern, value):
+            raise click.BadParameter(f"{value!r} is not {what}")
+        return value
+
+    return checked
+
+
+@click.command("slurm", context_settings=_CONTEXT)
+@click.argument("plan", type=_FILE)
+@click.argument("options", nargs=-1, metavar="[-- RUN OPTIONS]")
+@click.option("--print", "show", is_flag=True, help="Print the script instead of submitting it.")
+@click.option("--partition", callback=_matching(_SLURM_NAME, "a partition"), help="Slurm partition.")
+@click.option("--account", callback=_matching(_SLURM_NAME, "an account"), help="Account to charge.")
+@click.option(
+    "--time",
+    "limit",
+    callback=_matching(_SLURM_TIME, "a time of Slurm, such as 90 (minutes), 1:30:00 or 2-12"),
+    help="Time limit (default: 10 minutes and 3 times the predicted time of all steps).",
+)
+def slurm_command(
+    *,
+    plan: Path,
+    options: tuple[str, ...],
+    show: bool,
+    partition: str | None,
+    account: str | None,
+    limit: str | None,
+) -> None:
+    """Submit PLAN to Slurm, on as many nodes and GPUs as it uses.
+
+    RUN OPTIONS are those of `rpeg-rt PLAN`; paths among them start from this directory.
+    """
+    from rpeg_rt.slurm import Job, batch_script, submit
+
+    run = run_command.make_context("rpeg-rt", [str(plan), *options]).params
+    job = Job(
+        partition=partition,
+        account=account,
+        time=limit,
+        steps=run["steps"],
+        interface=run["interface"],
+        options=options,
+    )
+    script = batch_script(plan, job)
+    click.echo(script if show else f"submitted job {submit(script)}", nl=not show)
+
+
 class _MainVerb(click.Group):
     """A group whose first argument may be a plan: then, or if it is an option, it runs it."""
 
@@ -240,6 +295,7 @@ def cli() -> None:
 
 cli.add_command(verify_command)
 cli.add_command(trace_command)
+cli.add_command(slurm_command)
 
 
 def _progress(quiet: bool) -> Callable[["StepReport", int], None]:
