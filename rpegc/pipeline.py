@@ -42,8 +42,8 @@ _CHAIN = "verify,search{{{search}}},unroll,lower,cost,schedule,assemble"
 NAMED = {
     "O0": _CHAIN.format(search="method=greedy"),
     "O1": _CHAIN.format(search="method=concurrent"),
-    "O2": _CHAIN.format(search="method=auto,budget=40000"),
-    "O3": _CHAIN.format(search="method=auto,budget=400000"),
+    "O2": _CHAIN.format(search="method=auto,budget=20000"),
+    "O3": _CHAIN.format(search="method=auto,budget=200000"),
 }
 
 

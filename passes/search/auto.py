@@ -15,7 +15,8 @@ import numpy as np
 
 from passes.search.evaluator import Row, Rows
 from passes.search.exact import enumerable, enumerate_all, with_every_wave
-from passes.search.ledger import Found, Ledger, OutOfBudget
+from passes.search.found import Found
+from passes.search.ledger import Ledger, OutOfBudget
 from passes.search.neighbours import Neighbours
 from passes.search.polish import best_of, polish
 from passes.search.proof import prove

@@ -20,9 +20,10 @@ from passes.search.auto import Auto
 from passes.search.concurrent import concurrent
 from passes.search.constraints import excluded_mask
 from passes.search.evaluator import Row
+from passes.search.found import Found
 from passes.search.greedy import greedy, leanest
 from passes.search.infeasible import no_plan_fits, too_large_alone
-from passes.search.ledger import Found, Ledger, OutOfBudget
+from passes.search.ledger import Ledger, OutOfBudget
 from passes.search.legality import host_plans
 from passes.search.neighbours import Neighbours
 from passes.search.placing import no_place, place

@@ -19,7 +19,7 @@ from passes.feasibility import GIB, MIB, amount, fullest, memory_table, out_of_m
 from passes.search.candidates import Enumeration
 from passes.search.constraints import Rules, excluded_mask
 from passes.search.evaluator import Evaluator
-from passes.search.ledger import Found
+from passes.search.found import Found
 from passes.structure import Plan
 
 MOST_DOUBLINGS = 6

@@ -7,27 +7,21 @@ not depend on the order of evaluation inside a round.
 
 import math
 import time
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ir_schema.base import Objective
 from passes.schedule import BETA_OOM, raw_score
-from passes.search.evaluator import Evaluation, Row, Rows
+from passes.search.evaluator import Row, Rows
+from passes.search.found import ELITE, Figures, Found, Pool, Values
 from passes.search.guess import NEVER
 from passes.search.progress import WATCH, Improvement, Progress
 from passes.search.space import Space
-from passes.structure import Plan
 
 MAX_LOSS = 0.10
 FLOOR = 1e-12
-ELITE = 3
 CHUNK = 256
-
-Figures = NDArray[np.int64]
-Values = NDArray[np.float64]
 
 
 class OutOfBudget(Exception):
@@ -36,42 +30,6 @@ class OutOfBudget(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """An evaluated plan of a structure: its row, and its makespan [ns], reserved GPU-time [GPU ns] and
-    peak [bytes]."""
-
-    space: Space
-    row: Row
-    figures: tuple[int, int, int]
-
-    @property
-    def plan(self) -> Plan:
-        """The plan."""
-        return self.space.evaluator.plan(self.row)
-
-    @cached_property
-    def evaluation(self) -> Evaluation:
-        """What the figures mean."""
-        makespan, busy, peak = self.figures
-        evaluator = self.space.evaluator
-        return Evaluation(
-            makespan_ns=makespan,
-            score=raw_score(self.space.problem, makespan),
-            utilisation=busy / (evaluator.gpus * makespan) if makespan else 0.0,
-            peak_bytes=peak,
-            limit_bytes=evaluator.limit_bytes,
-        )
-
-
-@dataclass
-class _Pool:
-    """The plans of a structure that fit and are worth keeping."""
-
-    rows: Rows
-    figures: Figures
 
 
 class Ledger:
@@ -111,10 +69,7 @@ class Ledger:
         self._deadline = math.inf if time_limit is None else self._started + time_limit
         self._known: dict[int, dict[bytes, int]] = {s.index: {} for s in spaces}
         self._figures: Figures = np.empty((CHUNK, 3), dtype=np.int64)
-        self._pools = {
-            s.index: _Pool(np.empty((0, len(s.vertices), 2), np.int64), np.empty((0, 3), np.int64))
-            for s in spaces
-        }
+        self._pools = {s.index: Pool(s, keep_front=objective == "efficiency") for s in spaces}
         self._told = self._started
         self._current = spaces[0].index
         problem, evaluator = spaces[0].problem, spaces[0].evaluator
@@ -311,18 +266,11 @@ class Ledger:
         if improved:
             makespan, busy, peak = figures[i].tolist()
             self.best = Found(space, rows[i].copy(), (makespan, busy, peak))
-        rows, figures = np.concatenate([pool.rows, rows]), np.concatenate([pool.figures, figures])
-        order = np.argsort(-self.values(figures), kind="stable")
-        kept = order[:ELITE]
-        if self.objective == "efficiency":
-            kept = order[np.isin(order, kept) | np.isin(order, _front(figures))]
-        self._pools[space.index] = _Pool(rows[kept], figures[kept])
+        pool.add(rows, figures, self.values)
         return improved
 
     def _kept(self, space: Space) -> list[Found]:
-        pool = self._pools[space.index]
-        figures = [(m, b, p) for m, b, p in pool.figures.tolist()]
-        return [Found(space, row, f) for row, f in zip(pool.rows, figures, strict=True)]
+        return self._pools[space.index].found()
 
     def elite(self, space: Space) -> list[Found]:
         """The best plans that fit, of all structures with the same vertices."""
@@ -395,14 +343,3 @@ class Ledger:
             step_s=None if self.best is None else self._step_s(self.best),
             lower_bound_s=self.lower_bound_s,
         )
-
-
-def _front(figures: Figures) -> NDArray[np.int64]:
-    """Plans than which none is at least as fast and has more of the product of Score and utilisation, which
-    rises with busy / makespan^2; fastest first."""
-    weighted = figures[:, 1] / np.maximum(figures[:, 0], 1).astype(float) ** 2
-    order = np.lexsort((-weighted, figures[:, 0]))
-    best = np.maximum.accumulate(weighted[order])
-    rising = np.concatenate([[True], best[1:] > best[:-1]])
-    front: NDArray[np.int64] = order[rising]
-    return front

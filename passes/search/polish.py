@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 
 from passes.search.evaluator import Rows
-from passes.search.ledger import CHUNK, Found, Ledger
+from passes.search.found import Found
+from passes.search.ledger import CHUNK, Ledger
 from passes.search.neighbours import Neighbours
 from passes.search.space import Space
 

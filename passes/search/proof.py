@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from passes.search.bound import Bound, lower_bound
-from passes.search.ledger import Found, Ledger
+from passes.search.found import Found
+from passes.search.ledger import Ledger
 from passes.search.space import Space
 
 HASTY = 1_000

@@ -5,7 +5,8 @@ import msgspec
 from ir_schema.problem import Problem
 from ir_schema.stages import Configuration, SearchReport
 from passes.analysis import Analysis
-from passes.search.ledger import Found, Ledger
+from passes.search.found import Found
+from passes.search.ledger import Ledger
 from passes.search.progress import optimality_gap
 from passes.search.settings import Settings
 from passes.structure import Plan, fusion_obstacle
@@ -30,6 +31,8 @@ def configuration(best: Found, ledger: Ledger, settings: Settings, notes: list[s
     plan = best.plan
     step_s = best.evaluation.makespan_ns * 1e-9 / problem.options.steps
     bound_s = ledger.lower_bound_s
+    if ledger.lower_bound_ns is not None and best.evaluation.makespan_ns < ledger.lower_bound_ns:
+        raise AssertionError(f"makespan {best.evaluation.makespan_ns} ns, bound {ledger.lower_bound_ns} ns")
     return Configuration(
         problem=problem,
         plan={v: plan[v] for v in chosen.vertices},

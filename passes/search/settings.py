@@ -14,7 +14,7 @@ class Settings:
     """See `Search`, which documents every option."""
 
     method: Method = "auto"
-    budget: int | None = 40_000
+    budget: int | None = 20_000
     seed: int = 0
     time_limit: float | None = None
     threads: int | None = None
