@@ -31,8 +31,9 @@ study: $(STAMP)
 	set -e; for name in $(STUDIES); do $(BIN)/python -m benchmarks.$$name; done
 	$(BIN)/python -m benchmarks.summary
 
-# The learning study behind the curves in the repository (several seeds; takes long).
+# The learning studies behind the curves in the repository (several seeds; takes hours).
 learning: $(STAMP)
+	$(BIN)/python benchmarks/learning/example.py
 	$(BIN)/python benchmarks/learning/study.py
 
 lint: $(STAMP)

@@ -69,12 +69,12 @@ def _parquet(path: Path) -> Iterator[Located]:
         ) from exc
     number = 0
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with path.open("rb") as source, pyarrow.parquet.ParquetFile(source) as file:
             for batch in file.iter_batches():
                 for record in batch.to_pylist():
                     number += 1
                     yield Located(record, number, f"{path}, row {number}")
     except OSError as exc:
-        raise DataError(f"cannot read prompts {path}: {exc.strerror or exc}") from exc
+        raise DataError(f"cannot read prompts {path}: {exc.strerror}") from exc
     except pyarrow.ArrowException as exc:
         raise DataError(f"{path} is no Parquet file that can be read: {exc}") from exc

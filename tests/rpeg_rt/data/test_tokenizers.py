@@ -75,3 +75,10 @@ def test_unreadable(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(DataError, match=r"no Hugging Face tokenizer.json"):
         load_tokenizer("tokenizer.json", tmp_path)
+
+
+def test_responses_end_and_begin_with_nothing_special(saved):
+    assert ByteTokenizer().encode_response("ab") == [97, 98, 256]
+    tokenizer = saved("<s>", "</s>", post="<s> $A </s>")
+    assert tokenizer.encode("one two") == [4, 1, 2]
+    assert tokenizer.encode_response("one two") == [1, 2, 5]
