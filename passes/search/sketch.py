@@ -33,7 +33,7 @@ class Sketch:
     def rows(self, start: Row, rng: random.Random, times: int, most: int) -> Rows:
         """At most `most` plans with low guesses of each of `times` annealings from `start`."""
         drawn = [(rng.randrange(1 << 31), rng.choice(TEMPERATURES)) for _ in range(times)]
-        return np.concatenate(list(self._pool.map(lambda x: self._sketched(start, *x, most), drawn)))
+        return np.concatenate(list(self._pool.map(lambda x: self._sketched(start, x[0], x[1], most), drawn)))
 
     def _sketched(self, start: Row, seed: int, temperature: float, most: int) -> Rows:
         found = self.space.guess.anneal(self._moves, start, seed, ROUNDS, temperature)
