@@ -12,9 +12,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from rpeg_rt.algorithms.dpo import preferred
 from rpeg_rt.data.pairs import pair_matrix
 from rpeg_rt.data.prompts import token_matrix
 from rpeg_rt.host import Host
@@ -136,6 +134,10 @@ class PairExamination:
 
     def result(self, verified: Verified, step: int, start_ns: int, time_ns: int) -> Evaluation:
         """The event for the trace: `reward` is the mean margin, `correct` the preference accuracy."""
+        import torch  # here, for a controller has no other use for it, and it takes seconds
+
+        from rpeg_rt.algorithms.dpo import preferred
+
         correct = float(preferred(torch.from_numpy(verified.rewards)).mean())
         return _event(self._policy, self._answered[0][1], verified, correct, (step, start_ns, time_ns))
 
