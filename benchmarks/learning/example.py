@@ -51,9 +51,8 @@ def run_seed(plan: Path, seed: int, steps: int | None) -> tuple[list[dict], dict
     for line in map(json.loads, metrics.read_text().splitlines()):
         if "evaluation" in line:
             continue
-        curve.append(
-            {"seed": seed, "step": line["step"] + 1} | {n: line["vertices"]["actor_train"][n] for n in CURVE[2:]}
-        )
+        figures = line["vertices"]["actor_train"]
+        curve.append({"seed": seed, "step": line["step"] + 1} | {n: figures[n] for n in CURVE[2:]})
     held_out = {"seed": seed}
     for figure in ("reward", "correct"):
         held_out |= {f"{figure}_before": before[figure], f"{figure}_after": after[figure]}
