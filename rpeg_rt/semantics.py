@@ -201,19 +201,19 @@ class _Reader:
         spec = self.problem.models[v.model]
         if spec.has_scalar_head and self.algorithm != "ppo":
             self.refuse(v, f"trains a value function, which {self.algorithm.upper()} has not")
-        self.chosen(v, found, policy=spec.has_lm_head, value=spec.has_scalar_head)
+        self.trained(v, found, policy=spec.has_lm_head, value=spec.has_scalar_head)
 
-    def chosen(self, v: Vertex, found: dict[str, list[str]], *, policy: bool, value: bool) -> None:
+    def trained(self, v: Vertex, found: dict[str, list[str]], *, policy: bool, value: bool) -> None:
         """The task of a training vertex that reads `found`: what its algorithm needs, and nothing else."""
         pairs, method = self.algorithm == "dpo", self.algorithm.upper()
-        trained = f"among the inputs to be trained by {method}"
-        tokens = self.one(v, f"tokens {trained}", found["tokens"])
+        among = f"among the inputs to be trained by {method}"
+        tokens = self.one(v, f"tokens {among}", found["tokens"])
         needed = () if pairs else ("reward", "values") if self.algorithm == "ppo" else ("reward",)
         names = {"reward": "rewards", "values": "values"}
         one: dict[str, str | None] = {}
         for what, name in names.items():
             if what in needed:
-                one[what] = self.one(v, f"{name} {trained}", found[what])
+                one[what] = self.one(v, f"{name} {among}", found[what])
             elif found[what]:
                 self.refuse(v, f"reads {name} (`{found[what][0]}`), which {method} has no use for")
         logprobs, other = ("policy", "behaviour") if pairs else ("behaviour", "policy")
@@ -225,7 +225,8 @@ class _Reader:
                 else f"reads `{a}`, log-probabilities of a trainable model recomputed by inference",
             )
         if (policy and not pairs) or len(found[logprobs]) > 1:
-            self.one(v, "log-probabilities of the generating version among the inputs", found[logprobs])
+            whose = "policy before the update" if pairs else "generating version"
+            self.one(v, f"log-probabilities of the {whose} among the inputs", found[logprobs])
         if pairs or len(found["reference"]) > 1:
             self.one(v, "reference log-probabilities among the inputs", found["reference"])
         if tokens is None or None in one.values():
