@@ -19,7 +19,7 @@ from rpeg_rt.failure import ExitCode, RunError
 from rpeg_rt.launch import detect
 
 if TYPE_CHECKING:
-    from rpeg_rt.progress import StepReport
+    from rpeg_rt.metrics import StepMetrics
 
 _MEANING = {
     ExitCode.USAGE: "usage or file",
@@ -81,6 +81,7 @@ class _RunCommand(click.Command):
 )
 @click.option("--trace", type=_FILE, help="Write the trace here, one JSON line per event.")
 @click.option("--metrics", type=_FILE, help="Write each step's figures here, one JSON line per step.")
+@click.option("--tensorboard", type=_FILE, help="Write the same into this directory, for TensorBoard.")
 @click.option(
     "--data",
     type=_FILE,
@@ -121,6 +122,7 @@ def run_command(
     slots: int | None,
     trace: Path | None,
     metrics: Path | None,
+    tensorboard: Path | None,
     data: Path | None,
     save: Path | None,
     eval_every: int | None,
@@ -156,6 +158,7 @@ def run_command(
         slots=slots,
         trace=trace,
         metrics=metrics,
+        tensorboard=tensorboard,
         data=data,
         save=save,
         eval_every=eval_every,
@@ -298,20 +301,18 @@ cli.add_command(trace_command)
 cli.add_command(slurm_command)
 
 
-def _progress(quiet: bool) -> Callable[["StepReport", int], None]:
+def _progress(quiet: bool) -> Callable[["StepMetrics", int], None]:
     """Tells standard error about the run: one live line on a terminal, else a line now and then."""
     live = sys.stderr.isatty()
     interval, last = (0.5, 0.0) if live else (10.0, 0.0)
 
-    def tell(report: "StepReport", steps: int) -> None:
+    def tell(metrics: "StepMetrics", steps: int) -> None:
         nonlocal last
-        from rpeg_rt.run import reward_of
-
-        now, done = time.monotonic(), report.step + 1
+        now, done = time.monotonic(), metrics.step + 1
         if quiet or (now - last < interval and done < steps):
             return
         last = now
-        seconds, reward = report.finished_ns / 1e9, reward_of(report)
+        seconds, reward = metrics.time_s, metrics.reward
         line = f"step {done}/{steps}  {seconds:.1f} s, {seconds / done * (steps - done):.0f} s left"
         line += "" if reward is None else f"  reward {reward:.3f}"
         click.echo(f"\r{line}\x1b[K" if live else line, err=True, nl=not live or done == steps)

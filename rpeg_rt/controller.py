@@ -68,7 +68,7 @@ class Controller:
     `on_step` is called with each finished step, in order, and `on_evaluation` with each evaluation: before
     the first step, every `eval_every` steps, and after the last. Models start from their `checkpoints`
     (directories by model); trained ones are written under `save`. `crew` are its workers, not yet started.
-    `started_ns` and `finished_ns` are when the first node could start and the last was complete.
+    `finished_ns` is when the last node was complete.
     """
 
     def __init__(
@@ -107,7 +107,6 @@ class Controller:
         self._interrupted: int | None = None
         self._dispatched = 0
         self._origin = time.monotonic_ns()
-        self.started_ns = 0
         self.finished_ns = 0
 
     def run(self, host: Callable[[Callable[[Verified], None]], Host]) -> None:
@@ -139,7 +138,6 @@ class Controller:
                 self.commander = Commander(self.realisation, self.host)
                 self._start_workers()
                 self._evaluate(0)
-                self.started_ns = self._now()
                 self._loop()
                 self.finished_ns = self._now()
                 self._evaluate(self.steps)

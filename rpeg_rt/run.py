@@ -1,11 +1,9 @@
 """One run from the plan's file to its outcome: load, preflight, execute, verify."""
 
-import json
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -15,12 +13,12 @@ from rpeg_rt.checkpoints.start import examine
 from rpeg_rt.controller import Controller
 from rpeg_rt.evaluation import not_examined
 from rpeg_rt.failure import FileError, VerificationError
-from rpeg_rt.files import LineFile
 from rpeg_rt.fleet import Fleet
 from rpeg_rt.host import Host
 from rpeg_rt.joining import launched_fleet, local_fleet
 from rpeg_rt.launch import Launch
 from rpeg_rt.load import Plan, load_plan
+from rpeg_rt.metrics import JsonLines, Meter, Sink, StepMetrics, TensorBoard
 from rpeg_rt.preflight import check, this_machine
 from rpeg_rt.progress import StepReport
 from rpeg_rt.summary import Outcome
@@ -38,6 +36,7 @@ class Settings:
     slots: int | None = None
     trace: Path | None = None
     metrics: Path | None = None
+    tensorboard: Path | None = None
     data: Path | None = None
     save: Path | None = None
     eval_every: int | None = None
@@ -50,7 +49,7 @@ class Settings:
 def execute(
     path: Path,
     settings: Settings,
-    progress: Callable[[StepReport, int], None],
+    progress: Callable[[StepMetrics, int], None],
     warn: Callable[[str], None] = lambda _: None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
@@ -69,7 +68,7 @@ def _execute(
     plan: Plan,
     settings: Settings,
     fleet: Fleet | None,
-    progress: Callable[[StepReport, int], None],
+    progress: Callable[[StepMetrics, int], None],
     warn: Callable[[str], None],
     note: Callable[[str], None],
 ) -> Outcome:
@@ -97,34 +96,34 @@ def _execute(
         eval_every = None
     for text in checkpoints.notes:
         note(text)
-    if fleet is None:
-        crew = local_crew(local_fleet(realisation.world, plan.id), realisation.world)
-    else:
-        gather(fleet)
-        crew = arrange(realisation, fleet)
-    reports: list[StepReport] = []
+    finished: list[StepMetrics] = []
     with ExitStack() as stack:
-        metrics = None if settings.metrics is None else LineFile(settings.metrics, "metrics")
-        if metrics is not None:
-            stack.callback(metrics.close)
+        sinks: list[Sink] = []
+        for destination, kind in ((settings.metrics, JsonLines), (settings.tensorboard, TensorBoard)):
+            if destination is not None:
+                sinks.append(kind(destination))
+                stack.callback(sinks[-1].close)
+        if fleet is None:
+            crew = local_crew(local_fleet(realisation.world, plan.id), realisation.world)
+        else:
+            gather(fleet)
+            crew = arrange(realisation, fleet)
         trace = settings.trace
         if trace is None:
             trace = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rpeg-rt-"))) / "trace.jsonl"
-        writer = TraceWriter(trace)
+        meter = Meter(realisation)
+        writer = TraceWriter(trace, meter.observe)
         stack.callback(writer.close)
 
         def on_step(report: StepReport) -> None:
-            reports.append(report)
-            if metrics is not None:
-                line = {"step": report.step, "time_s": report.finished_ns / 1e9, **report.metrics}
-                metrics.write(json.dumps(line).encode() + b"\n")
-            progress(report, steps)
+            finished.append(meter.finished(report))
+            for sink in sinks:
+                sink.step(finished[-1])
+            progress(finished[-1], steps)
 
         def on_evaluation(event: Evaluation) -> None:
-            if metrics is not None:
-                figures = {f: getattr(event, f) for f in ("step", "prompts", "reward", "correct")}
-                line = {"time_s": event.time_ns / 1e9, "evaluation": figures}
-                metrics.write(json.dumps(line).encode() + b"\n")
+            for sink in sinks:
+                sink.evaluation(event)
 
         controller = Controller(
             plan,
@@ -152,10 +151,11 @@ def _execute(
         workers=realisation.world,
         nodes=verdict.nodes,
         seconds=controller.finished_ns / 1e9,
-        step_seconds=_step_seconds(reports, controller.started_ns),
+        step_seconds=median(m.seconds for m in finished),
+        tokens_per_second=_tokens_per_second(finished),
         predicted_step_seconds=prediction.score.step_time_s,
         hardware=prediction.hardware,
-        rewards=tuple(r for report in reports if (r := reward_of(report)) is not None),
+        rewards=tuple(m.reward for m in finished if m.reward is not None),
         evaluations=tuple(controller.evaluations),
         bytes_moved=verdict.bytes_moved,
         trace=None if settings.trace is None else str(settings.trace),
@@ -163,15 +163,10 @@ def _execute(
     )
 
 
-def reward_of(report: StepReport) -> float | None:
-    """Mean reward of a step's responses, as the first training vertex that saw them reports it."""
-    return next((m["reward"] for m in report.metrics.values() if "reward" in m), None)
-
-
-def _step_seconds(reports: list[StepReport], started_ns: int) -> float:
-    """Median time from one step's end to the next."""
-    ends = [started_ns, *(r.finished_ns for r in reports)]
-    return median(b - a for a, b in pairwise(ends)) / 1e9
+def _tokens_per_second(finished: list[StepMetrics]) -> float | None:
+    """Median over the steps that tell it."""
+    told = [m.tokens_per_second for m in finished if m.tokens_per_second is not None]
+    return median(told) if told else None
 
 
 def _data_directory(plan: Plan) -> Path:

@@ -10,8 +10,9 @@ _WIDTH = 60
 
 
 class Outcome(Record, frozen=True, kw_only=True):
-    """The figures of one finished run. `rewards` are the means of each step's responses, `evaluations` those
-    on held-out prompts before the first step and after the last."""
+    """The figures of one finished run. Times and rates of steps are medians, without evaluations in between;
+    tokens are those of prompts and responses. `rewards` are the means of each step's responses, `evaluations`
+    those on held-out prompts before the first step and after the last."""
 
     plan: str
     steps: int
@@ -21,6 +22,7 @@ class Outcome(Record, frozen=True, kw_only=True):
     seconds: float
     step_seconds: float
     predicted_step_seconds: float
+    tokens_per_second: float | None
     hardware: str
     rewards: tuple[float, ...]
     evaluations: tuple[Evaluation, ...]
@@ -72,6 +74,8 @@ def render(outcome: Outcome) -> str:
         f"step time    measured {outcome.step_seconds:.3f} s, predicted "
         f"{outcome.predicted_step_seconds:.3g} s on {outcome.hardware}",
     ]
+    if outcome.tokens_per_second is not None:
+        lines.append(f"throughput   {outcome.tokens_per_second:.0f} tokens/s of prompts and responses")
     if outcome.rewards:
         lines.append(f"reward       {ends(outcome.rewards)}  {sparkline(outcome.rewards)}")
     if outcome.evaluations:

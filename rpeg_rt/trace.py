@@ -11,7 +11,7 @@ rewrites a whole trace is caught by the rules of `rpeg_rt.verify`, not by the ch
 
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 from pathlib import Path
@@ -130,10 +130,14 @@ _decoder = msgspec.json.Decoder(Line)
 
 
 class TraceWriter:
-    """Appends events to a file; every line is on its way to the disk when `write` returns."""
+    """Appends events to a file; every line is on its way to the disk when `write` returns.
 
-    def __init__(self, path: Path) -> None:
+    `observe` is told each event once it is written.
+    """
+
+    def __init__(self, path: Path, observe: Callable[[Event], None] = lambda _: None) -> None:
         self._file = LineFile(path, "trace")
+        self._observe = observe
         self._chain = hashlib.sha256()
 
     def write(self, event: Event) -> None:
@@ -141,6 +145,7 @@ class TraceWriter:
         body = _encoder.encode(event)[:-1]
         self._chain.update(body)
         self._file.write(body + _CHAIN + self._chain.hexdigest().encode() + _END)
+        self._observe(event)
 
     def close(self) -> None:
         """Close the file."""

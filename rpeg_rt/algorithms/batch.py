@@ -47,6 +47,11 @@ class Columns:
         return response_mask(self.tokens, self.prompt_length)
 
     @property
+    def prompt_tokens(self) -> Tensor:
+        """[n] tokens of the prompts."""
+        return (self.tokens[:, : self.prompt_length] >= 0).sum(1)
+
+    @property
     def truncated(self) -> Tensor:
         """[n] bool: which responses ended at L_r without EOS."""
         whole = self.mask.all(1)

@@ -42,7 +42,10 @@ class DPO:
             prompts=rows.prompts, tokens=rows.tokens, mask=mask, logp_ref=rows.logp_ref, paired=True
         )
         pairs = batch.terms
-        sums = {"response_tokens": mask.sum(dtype=torch.float64) / 2}
+        sums = {
+            "prompt_tokens": rows.prompt_tokens.sum(dtype=torch.float64) / 2,
+            "response_tokens": mask.sum(dtype=torch.float64) / 2,
+        }
         if rows.logp is not None:
             rewards = implicit_rewards(rows.logp, rows.logp_ref, mask, self._beta)
             margins = rewards[:, 0] - rewards[:, 1]

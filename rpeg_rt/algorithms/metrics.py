@@ -17,13 +17,14 @@ def means(sums: Mapping[str, Tensor], count: Tensor, all_reduce: AllReduce) -> d
 def response_metrics(
     rows: Columns, rewards: Tensor, per_token: Mapping[str, Tensor], all_reduce: AllReduce
 ) -> dict[str, float]:
-    """Means per sequence of reward (and its deviation), length and share cut off; per response token of
+    """Means per sequence of reward (and its deviation), lengths and share cut off; per response token of
     `per_token` [n, L_r] and, where log-probabilities are read, of entropy and KL as sampling estimates them.
     Collective over the replicas."""
     mask = rows.mask
     of_sequences = {
         "reward": rewards,
         "reward_square": rewards.square(),
+        "prompt_tokens": rows.prompt_tokens,
         "response_tokens": mask.sum(1),
         "truncated": rows.truncated,
     }

@@ -66,8 +66,8 @@ def outcome(path: Path) -> tuple[list[dict[str, float]], dict[str, dict[str, tor
     assert execute(path, Settings(metrics=metrics, save=path.parent), lambda *_: None).trace_verified
     steps: list[dict[str, float]] = []
     for line in map(json.loads, metrics.read_text().splitlines()):
-        figures = [line[v] for v in sorted(line, reverse=True) if isinstance(line[v], dict)]
-        steps.append({name: value for found in figures for name, value in found.items()})
+        figures = sorted(line["vertices"].items(), reverse=True)
+        steps.append({name: value for _, found in figures for name, value in found.items()})
     trained = load_plan(path).executable.problem.graph.trainable
     return steps, {m: load_file(path.parent / m / "model.safetensors") for m in trained}
 

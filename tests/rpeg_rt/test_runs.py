@@ -145,7 +145,7 @@ def check(
     assert [line["step"] for line in lines] == list(range(steps))
     updates = made.workload.epochs * made.workload.minibatches
     for line, want in zip(lines, expected, strict=True):
-        got = line["actor_train"] | {"value_loss": line["critic_train"]["value_loss"]}
+        got = line["vertices"]["actor_train"] | {"value_loss": line["vertices"]["critic_train"]["value_loss"]}
         figures = ["reward", "kl_to_reference", "entropy", "response_tokens", "truncated"]
         for figure in figures + (["policy_loss", "value_loss"] if updates == 1 else []):
             assert got[figure] == pytest.approx(want[figure], abs=1e-8), figure
@@ -180,7 +180,7 @@ def figures(directory: Path, made: Problem, plan: dict[str, Placement]) -> list[
     path = write_plan(directory, executable(made, plan))
     execute(path, Settings(steps=STEPS, metrics=metrics), lambda *_: None)
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return [{v: m for v, m in line.items() if isinstance(m, dict)} for line in lines]
+    return [line["vertices"] for line in lines]
 
 
 def test_rewards_from_a_model_do_not_depend_on_the_plan(tmp_path: Path) -> None:

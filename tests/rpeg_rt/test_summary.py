@@ -42,7 +42,14 @@ def test_sizes(count: int, text: str) -> None:
 def test_render() -> None:
     def evaluation(reward: float, correct: float) -> Evaluation:
         return Evaluation(
-            start_ns=0, time_ns=1, vertex="t", versions={}, prompts=400, reward=reward, correct=correct
+            step=0,
+            start_ns=0,
+            time_ns=1,
+            vertex="t",
+            versions={},
+            prompts=400,
+            reward=reward,
+            correct=correct,
         )
 
     outcome = Outcome(
@@ -54,6 +61,7 @@ def test_render() -> None:
         seconds=3.21,
         step_seconds=0.4567,
         predicted_step_seconds=0.1234,
+        tokens_per_second=1234.4,
         hardware="some-box",
         rewards=(0.25, 1.0),
         evaluations=(evaluation(0.001, 0.0), evaluation(0.75, 0.5)),
@@ -64,6 +72,7 @@ def test_render() -> None:
     assert render(outcome).splitlines() == [
         "2 steps in 3.2 s on 4 workers, seed 5",
         "step time    measured 0.457 s, predicted 0.123 s on some-box",
+        "throughput   1234 tokens/s of prompts and responses",
         "reward       0.250 in the first step, 1.000 in the last  ▃█ (0 to 1)",
         "held out     0.001 before training, 0.750 after; of 400 prompts 0.0% right before, 50.0% after",
         "plan         0123456789abcdef, 18 nodes, 17.5 KiB moved",

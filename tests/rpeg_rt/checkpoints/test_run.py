@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from ir_schema.model import ModelSpec
 from ir_schema.problem import Problem
 from rpeg_rt.cli import main
-from rpeg_rt.progress import StepReport
+from rpeg_rt.metrics import StepMetrics
 from rpeg_rt.run import Settings, execute
 from tests.rpeg_rt.plans import colocated, executable, place, problem, write_plan
 
@@ -70,15 +70,15 @@ def test_transformers_loads_what_a_run_leaves(first: Path) -> None:
 def test_a_run_starts_again_where_another_ended(first: Path, plan: Any, tmp_path: Path) -> None:
     starts: dict[str, str | None] = {"actor": "in/actor", "reference": "in/actor", "critic": "in/critic"}
     notes: list[str] = []
-    reports: list[StepReport] = []
+    steps: list[StepMetrics] = []
     path, out = again(first, tmp_path, starts, plan), tmp_path / "out"
-    execute(path, Settings(save=out), lambda report, _: reports.append(report), note=notes.append)
+    execute(path, Settings(save=out), lambda metrics, _: steps.append(metrics), note=notes.append)
     assert notes == []
     for model in ("actor", "critic"):
         before, after = weights(first / model), weights(out / model)
         assert before.keys() == after.keys()
         assert all(torch.equal(before[name], after[name]) for name in before), model
-    assert reports[0].metrics["actor_train"]["kl_to_reference"] == pytest.approx(0.0, abs=1e-12)
+    assert steps[0].vertices["actor_train"]["kl_to_reference"] == pytest.approx(0.0, abs=1e-12)
 
 
 def test_a_critic_starts_from_a_policy_with_a_new_head(
