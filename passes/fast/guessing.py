@@ -1,9 +1,10 @@
 """Plans compared without being lowered: a bound on the makespan and a guess at what a plan is worth.
 
 In every plan a GPU is busy for at least K_eval times the operators placed on it: the bound. The guess lets
-the first step take as long as its longest path and the others follow at the pace of the busiest GPU; it grows
-with the memory that seems to be missing. The busiest and the fullest GPU of a row are found at the beginning
-of some interval, because only there operators are added to those on a GPU.
+the first step take as long as its longest path and the others follow at the pace of the busiest GPU, or of
+the slowest loop of serving a model, training it and serving it again; it grows with the memory that seems to
+be missing. The busiest and the fullest GPU of a row are found at the beginning of some interval, because only
+there operators are added to those on a GPU.
 """
 
 from typing import NamedTuple
@@ -31,15 +32,17 @@ class Shapes(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What else a guess depends on: places in topological `order`; `before`[u, v], whether v reads what u
-    makes; K_eval `steps`, of which the longest path may hide behind `overlap`; the memory `limit` [bytes] and
-    how strictly it is kept; whose weights do not stay: those of `guests`, and where they share GPUs with
+    """What else a guess depends on: places in topological `order`; `before`[u, v], whether v waits for u in a
+    step; K_eval `steps`, of which `window` are under way at most; `cycles`, places of a model's serving and
+    training and after how many steps the one waits for the other; the memory `limit` [bytes] and how strictly
+    it is kept; whose weights do not stay: those of `guests`, and where they share GPUs with
     their `trainer` (-1: none); and whether utilisation counts (`efficiency`) on how many `gpus`."""
 
     order: Ints
     before: Flags
     steps: int
-    overlap: int
+    window: int
+    cycles: Ints
     limit: float
     strictness: float
     guests: Flags
@@ -100,7 +103,19 @@ def _judge(shapes: Shapes, terms: Terms, row: Ints, finish: Ints) -> tuple[int, 
                 start = max(start, finish[q])
         finish[p] = start + shapes.whole[p, row[p, 0]]
         path = max(path, finish[p])
-    guess = float((terms.steps - 1) * max(busiest, path // terms.overlap) + path)
+    pace = max(busiest, path // terms.window)
+    for c in range(len(terms.cycles)):
+        first, last, steps = terms.cycles[c]
+        finish[:] = -1
+        for p in terms.order:
+            start = 0 if p == first else -1
+            for q in range(places):
+                if terms.before[q, p]:
+                    start = max(start, finish[q])
+            if start >= 0:
+                finish[p] = start + shapes.whole[p, row[p, 0]]
+        pace = max(pace, finish[last] // steps)
+    guess = float((terms.steps - 1) * pace + path)
     if terms.efficiency:
         guess /= np.sqrt(min(1.0, terms.steps * work / (terms.gpus * max(guess, 1.0))))
     if fullest > terms.limit:

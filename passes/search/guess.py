@@ -28,9 +28,14 @@ class Guess:
         names = {name: i for i, name in enumerate(evaluator.placed)}
         graph, staleness = evaluator.problem.graph, evaluator.analysis.staleness
         before = np.zeros((len(names), len(names)), dtype=bool)
-        for e in graph.data_edges:
-            if e.source in names and e.target in names:
-                before[names[e.source], names[e.target]] = True
+        analysis = evaluator.analysis
+        for u, v in [*((e.source, e.target) for e in graph.data_edges), *analysis.overwrite_edges]:
+            if u in names and v in names:
+                before[names[u], names[v]] = True
+        model = {v.name: v.model or "" for v in graph.vertices}
+        cycles = [
+            (names[u], names[t], 1 + staleness[model[u]]) for u, t in analysis.overwrite_edges if u in names
+        ]
         order = [graph.vertices[i].name for i in evaluator.analysis.order()]
         self._vertices = [v for v in graph.vertices if v.name in names]
         serves = [v.role != "training" and v.model in staleness for v in self._vertices]
@@ -40,7 +45,8 @@ class Guess:
             order=np.array([names[v] for v in order if v in names], dtype=np.int64),
             before=before,
             steps=evaluator.problem.options.steps,
-            overlap=1 + min(staleness.values(), default=0),
+            window=2 + analysis.max_staleness,
+            cycles=np.array(cycles, dtype=np.int64).reshape(-1, 3),
             limit=evaluator.limit_bytes,
             strictness=1.0,
             guests=np.array(
