@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 
 from rpeg_rt.failure import InterruptedRunError, PreflightError, RunError, StalledError, WorkerLostError
@@ -116,25 +116,30 @@ def _misfit(realisation: Realisation, joins: list[Join]) -> list[str]:
     """Nodes, tasks, GPUs and memory that the plan needs and the launcher did not provide."""
     plan, nodes = plan_nodes(realisation), _nodes(joins)
     per_node = max(len(ranks) for ranks in plan.values())
-    shape = f"{len(plan)} node{'s' * (len(plan) > 1)} with {per_node} task{'s' * (per_node > 1)} each"
+    shape = f"{_count(plan, 'node')} with {_count(range(per_node), 'task')} each"
     found = []
     if len(nodes) != len(plan):
-        found.append(f"the plan needs {shape} ({_few(list(plan))}), these are {len(nodes)} nodes")
+        found.append(f"the plan needs {shape} ({_few(list(plan))}), these are {_count(nodes, 'node')}")
         return found
     for (name, ranks), there in zip(plan.items(), nodes.values(), strict=True):
         machine = there[0].machine
         if len(there) != per_node:
             found.append(f"the plan needs {shape}, {machine} has {len(there)}")
-        if 0 < (gpus := there[0].gpus) < len(ranks):
+        if 0 < (gpus := min(join.gpus for join in there)) < len(ranks):
             found.append(f"the plan uses {len(ranks)} GPUs of node {name}, {machine} shows {gpus}")
-        needed, free = needed_bytes(realisation, ranks), there[0].memory_bytes
-        if free is not None and needed > free:
+        needed = needed_bytes(realisation, ranks)
+        free = min((j.memory_bytes for j in there if j.memory_bytes is not None), default=needed)
+        if needed > free:
             gib = 1024**3
             found.append(
-                f"the plan needs about {needed / gib:.1f} GiB of memory on {machine} ({len(ranks)} workers "
-                f"on the CPU), {free / gib:.1f} GiB are available"
+                f"the plan needs about {needed / gib:.1f} GiB of memory on {machine} "
+                f"({_count(ranks, 'worker')} on the CPU), {free / gib:.1f} GiB are available"
             )
     return found
+
+
+def _count(things: Sized, name: str) -> str:
+    return f"{len(things)} {name}{'s' * (len(things) > 1)}"
 
 
 def _few(names: list[str]) -> str:

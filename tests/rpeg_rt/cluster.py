@@ -95,7 +95,9 @@ def slurm_cluster(nodes: int) -> Iterator[dict[str, str]]:
         with suppress(AssertionError):
             wait_until(lambda: not _output(["squeue", "-h"], environment))
         for pattern in ("slurmd-*.pid", "slurmctld.pid", "munge/pid"):
-            _stop([int(p.read_text()) for p in state.glob(pattern)])
+            for file in state.glob(pattern):
+                with suppress(ProcessLookupError):
+                    os.kill(int(file.read_text()), signal.SIGKILL)  # in order they take seconds
         shutil.rmtree(state, ignore_errors=True)
 
 
@@ -112,18 +114,6 @@ def _output(command: list[str], environment: dict[str, str]) -> str:
         command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     return done.stdout
-
-
-def _stop(pids: list[int]) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + PATIENCE
-    for pid in pids:
-        while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def _free_ports(count: int) -> int:

@@ -16,10 +16,14 @@ from msgspec.structs import replace
 
 from ir_schema.hardware import Provenance
 from ir_schema.problem import Placement
+from rpeg_rt.allocation import arrange
 from rpeg_rt.clock import Clock
-from rpeg_rt.failure import FileError
+from rpeg_rt.failure import FileError, PreflightError
+from rpeg_rt.fleet import Fleet
+from rpeg_rt.joining import local_fleet
 from rpeg_rt.launch import PORTS, detect
 from rpeg_rt.network import NoInterfaceError, endpoint
+from rpeg_rt.realise import Realisation
 from rpeg_rt.secret import shared_secret
 from rpeg_rt.verify import verify_file
 from tests.rpeg_rt.plans import colocated, executable, problem, write_plan
@@ -152,6 +156,66 @@ def test_equal_delays_give_the_exact_difference(ahead: int, delay: int) -> None:
     start, finish = 10**7, 2 * 10**7
     found = Clock().translate(start - delay, start - ahead, finish - ahead, finish + delay)
     assert found == (start, finish) or abs(ahead) <= delay
+
+
+# The plan and the tasks ------------------------------------------------------------------------------------
+
+
+def joined(nodes: list[int], **changes: object) -> Fleet:
+    """A fleet whose tasks, on these nodes, have joined; the last one with `changes`."""
+    fleet = local_fleet(len(nodes), "a plan")
+    for task, node in enumerate(nodes):
+        place = {"task": task, "node": node, "slot": nodes[:task].count(node), "machine": f"n{node}"}
+        fleet.joins[task] = replace(fleet.own, **place, memory_bytes=1 << 40, gpus=0)
+    fleet.joins[task] = replace(fleet.joins[task], **changes)
+    return fleet
+
+
+@pytest.fixture
+def uneven() -> Realisation:
+    """Both GPUs of node 0 and one of node 1."""
+    alone = replace(spread(1, 1)["ref_inf"], origin=(0, 1, 0))
+    plan = dict.fromkeys(colocated(), spread(1, 2)["ref_inf"]) | {"ref_inf": alone}
+    return Realisation(executable(problem(device_space=(1, 2, 2)), plan))
+
+
+def test_gpus_go_to_the_tasks_of_their_nodes_in_order(uneven: Realisation) -> None:
+    fleet = joined([5, 7, 5, 7])
+    crew = arrange(uneven, fleet)
+    assert crew.ranks == {0: (0,), 2: (1,), 1: (2,)}  # task 3 has nothing to do
+    assert crew.machines == ("n5", "n5", "n7")
+    fleet.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"memory_bytes": 1 << 20},
+            r"needs about 0\.. GiB of memory on n7 \(1 worker on the CPU\), 0\.0 GiB",
+        ),
+        ({"software": {}}, r"n7 has torch None, n5 has \d"),
+        ({"plan": "another"}, r"n7 has another plan, another; n5 has a plan"),
+        ({"problem": "it is closed"}, r"n7: it is closed"),
+        ({"node": 8}, r"the plan needs 2 nodes with 2 tasks each \(0\.0, 0\.1\), these are 3 nodes"),
+        ({"node": 5}, r"the plan needs 2 nodes with 2 tasks each, n5 has 3"),
+    ],
+)
+def test_what_is_missing_on_a_node_is_told(
+    uneven: Realisation, changes: dict[str, object], told: str
+) -> None:
+    fleet = joined([5, 5, 7, 7], **changes)
+    with pytest.raises(PreflightError, match=told):
+        arrange(uneven, fleet)
+    fleet.close()
+
+
+def test_fewer_gpus_than_the_plan_uses_are_refused(uneven: Realisation) -> None:
+    fleet = joined([5, 5, 7, 7])
+    fleet.joins |= {task: replace(fleet.joins[task], gpus=1) for task in (0, 1)}
+    with pytest.raises(PreflightError, match=r"the plan uses 2 GPUs of node 0\.0, n5 shows 1"):
+        arrange(uneven, fleet)
+    fleet.close()
 
 
 # Meeting --------------------------------------------------------------------------------------------------
