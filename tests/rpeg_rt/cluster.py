@@ -23,7 +23,7 @@ SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={state}/munge.sock
+AuthInfo=socket={state}/munge.sock,cred_expire=10
 CredType=cred/munge
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 StateSaveLocation={state}/ctld

@@ -185,7 +185,7 @@ def test_a_requeued_job_runs_again_and_a_cancelled_one_ends(cluster: dict[str, s
 
 @pytest.mark.slow
 def test_the_time_limit(cluster: dict[str, str], tmp_path: Path) -> None:
-    job = Batch(cluster, tmp_path, "--time", "1")  # minutes; the signal comes 60 s before
+    job = Batch(cluster, tmp_path, "--time", "2")  # minutes; the signal comes 60 s before
     assert "error: interrupted by SIGUSR1\nrpeg-rt: exit code 130" in job.await_end()
     check_trace(tmp_path, 130)
 
