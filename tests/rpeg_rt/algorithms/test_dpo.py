@@ -51,7 +51,7 @@ def test_loss_and_gradient():
     new = rows(1).logp.clone().requires_grad_()
     loss, _ = learner.loss(new, None, batch)
     margins = loop_margins(new.detach(), columns.logp_ref, 0.3)
-    assert float(loss) == pytest.approx(sum(-math.log(1 / (1 + math.exp(-m))) for m in margins))
+    assert float(loss.detach()) == pytest.approx(sum(-math.log(1 / (1 + math.exp(-m))) for m in margins))
     (gradient,) = torch.autograd.grad(loss, new)
     for pair, m in enumerate(margins):
         pull = 0.3 / (1 + math.exp(m))
