@@ -1,11 +1,10 @@
 """The tasks of a launcher against the plan: who hosts which worker, and what is missing for it."""
 
-import signal
 import time
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 
-from rpeg_rt.failure import InterruptedRunError, PreflightError, RunError, StalledError, WorkerLostError
+from rpeg_rt.failure import InterruptedRunError, PreflightError, StalledError, WorkerLostError
 from rpeg_rt.fleet import Asked, Fleet, Lost
 from rpeg_rt.joining import JOIN_SECONDS
 from rpeg_rt.preflight import needed_bytes
@@ -46,7 +45,7 @@ def gather(fleet: Fleet) -> None:
                 if isinstance(event, Asked):
                     note(event.number)
             if signals:
-                raise interrupted(signals[0])
+                raise InterruptedRunError(signals[0])
             if len(fleet.joins) < fleet.tasks and time.monotonic() >= deadline:
                 host, port = fleet.address
                 missing = [str(t) for t in range(fleet.tasks) if t not in fleet.joins]
@@ -56,11 +55,6 @@ def gather(fleet: Fleet) -> None:
                     f"{host} port {port} in {JOIN_SECONDS:.0f} s; they must reach that address and have the "
                     "same secret"
                 )
-
-
-def interrupted(number: int) -> RunError:
-    """The end of a run that was asked to stop."""
-    return InterruptedRunError(f"interrupted by {signal.Signals(number).name}")
 
 
 def arrange(realisation: Realisation, fleet: Fleet) -> Crew:

@@ -4,10 +4,9 @@ One thread sleeps in the fleet's selector; verifiers run beside it and wake it. 
 end passes through `Controller.run`, which leaves no worker behind and a trace complete to that point.
 """
 
-import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ir_schema.envelope import canonical
-from rpeg_rt.allocation import Crew, interrupted
+from rpeg_rt.allocation import Crew
 from rpeg_rt.blame import Blame
 from rpeg_rt.checkpoints.export import new_checkpoint
 from rpeg_rt.clock import Clock
@@ -23,14 +22,13 @@ from rpeg_rt.commands import Commander
 from rpeg_rt.dispatch import Dispatcher, Instance
 from rpeg_rt.evaluation import examination
 from rpeg_rt.failure import ExitCode, RunError, StalledError, WorkerLostError
-from rpeg_rt.fleet import Asked, Lost, Received
 from rpeg_rt.host import Host
 from rpeg_rt.load import Plan
 from rpeg_rt.pauses import pause
 from rpeg_rt.pool import Verified
 from rpeg_rt.precision import weight_type
 from rpeg_rt.progress import Progress, StepReport
-from rpeg_rt.protocol import Done, Evaluate, Failed, Frame, Hello, Ready, Save, Start
+from rpeg_rt.protocol import Done, Evaluate, Frame, Hello, Ready, Save, Start
 from rpeg_rt.realise import Realisation
 from rpeg_rt.semantics import Train
 from rpeg_rt.signals import on_interrupt
@@ -45,9 +43,9 @@ from rpeg_rt.trace import (
     TraceWriter,
     software_versions,
 )
+from rpeg_rt.watch import Watch
 
 START_SECONDS = 300.0
-GRACE_SECONDS = 1.0
 PREDICTION_FACTOR = 20.0
 
 
@@ -97,6 +95,7 @@ class Controller:
         self.dispatcher = Dispatcher(template, steps, realisation.reservations(), realisation.generation)
         self.fleet, self._ranks = crew.fleet, crew.ranks
         self.blame = Blame(realisation, crew.machines)
+        self.watch = Watch(crew.fleet, self.blame, self._doing)
         self._clocks = [Clock() for _ in crew.machines]
         self._running: dict[Instance, _Running] = {}
         self._verified: deque[Verified] = deque()
@@ -104,7 +103,6 @@ class Controller:
         self._eval_every, self._on_evaluation = eval_every, on_evaluation
         self._pause: int | None = None
         self.progress = Progress(sum(n.kind == "Op" for n in template), on_step)
-        self._interrupted: int | None = None
         self._dispatched = 0
         self._origin = time.monotonic_ns()
         self.finished_ns = 0
@@ -114,7 +112,7 @@ class Controller:
 
         `host` makes the host part of the run, given what to call with each verified instance.
         """
-        with on_interrupt(self._interrupt):
+        with on_interrupt(self.watch.interrupt):
             self._run(host)
 
     def _run(self, host: Callable[[Callable[[Verified], None]], Host]) -> None:
@@ -176,7 +174,7 @@ class Controller:
         waiting = set(range(self.realisation.world))
         deadline = time.monotonic() + START_SECONDS
         while waiting:
-            for received in self._events(deadline):
+            for received in self.watch.events(deadline):
                 if isinstance(received.frame, Hello):
                     self.fleet.send(received.rank, start)
                 elif isinstance(received.frame, Ready):
@@ -199,7 +197,7 @@ class Controller:
                 )
                 raise StalledError(f"the plan cannot go on: {waiting}")
             deadline = min(r.deadline for r in self._running.values())
-            for received in self._events(deadline):
+            for received in self.watch.events(deadline):
                 if isinstance(received.frame, Done):
                     self._on_done(received.rank, received.frame)
             while self._verified:
@@ -303,7 +301,7 @@ class Controller:
         answers: dict[int, Frame] = {}
         deadline = time.monotonic() + self.node_seconds
         while len(answers) < len(requests):
-            answers |= {r.rank: r.frame for r in self._events(deadline)}
+            answers |= {r.rank: r.frame for r in self.watch.events(deadline)}
             if len(answers) < len(requests) and time.monotonic() >= deadline:
                 missing = set(requests) - set(answers)
                 raise StalledError(
@@ -321,7 +319,7 @@ class Controller:
             exam.take(self._ask(questions))
         exam.submit()
         while not self._verified:
-            list(self._events(deadline))
+            list(self.watch.events(deadline))
             if not self._verified and time.monotonic() >= deadline:
                 raise StalledError(
                     f"the verifier did not judge held-out prompts in {self.node_seconds:.0f} s"
@@ -342,61 +340,15 @@ class Controller:
                 with new_checkpoint(directory / place.model, spec, precision, eos) as part:
                     self._ask({r: Save(vertex, str(part)) for r in self.realisation.ranks(place.allocation)})
 
-    # Events and failures -----------------------------------------------------------------------------------
-
-    def _events(self, deadline: float) -> Iterator[Received]:
-        """Frames that arrive before `deadline`; everything that ends the run is raised."""
-        for event in self.fleet.events(max(0.0, deadline - time.monotonic())):
-            if isinstance(event, Lost):
-                raise self._lost(event)
-            if isinstance(event, Received):
-                if isinstance(event.frame, Failed):
-                    raise self._failed(event.rank, event.frame)
-                yield event
-            if isinstance(event, Asked):
-                self._interrupted = event.number
-        if self._interrupted is not None:
-            raise self._stopped(self._interrupted)
-
-    def _stopped(self, number: int) -> RunError:
-        """What a request to stop means: the end of the run, and the one place where it comes. A launcher also
-        ends all tasks when one of them dies, so that one is looked for a moment longer."""
-        deadline = time.monotonic() + GRACE_SECONDS
-        while number == signal.SIGTERM and self.fleet.tasks > 1 and (left := deadline - time.monotonic()) > 0:
-            for event in self.fleet.events(left):
-                if isinstance(event, Lost):
-                    return self._lost(event)
-        return interrupted(number)
-
-    def _failed(self, rank: int, failed: Failed) -> RunError:
-        """What a worker's failure means. That a peer went away is told by all who wait for it, so the one
-        that really went is looked for a moment longer."""
-        deadline = time.monotonic() + GRACE_SECONDS
-        while failed.kind == "peer" and (left := deadline - time.monotonic()) > 0:
-            for event in self.fleet.events(left):
-                if isinstance(event, Lost):
-                    return self._lost(event)
-                if isinstance(event, Received) and isinstance(event.frame, Failed):
-                    rank, failed = event.rank, event.frame
-                    if failed.kind != "peer":
-                        break
-        return self.blame.failed(rank, failed)
-
-    def _lost(self, event: Lost) -> RunError:
-        if event.rank is None:
-            return WorkerLostError(event.reason)
-        doing = next((x for x, r in self._running.items() if event.rank in r.workers), None)
-        return self.blame.lost(event.rank, doing, self.fleet.explain(event.rank))
-
     # Small things ------------------------------------------------------------------------------------------
+
+    def _doing(self, rank: int) -> Instance | None:
+        """What a worker is carrying out."""
+        return next((x for x, r in self._running.items() if rank in r.workers), None)
 
     def _now(self) -> int:
         return time.monotonic_ns() - self._origin
 
     def _on_verified(self, verified: Verified) -> None:
         self._verified.append(verified)
-        self.fleet.wake()
-
-    def _interrupt(self, number: int) -> None:
-        self._interrupted = number
         self.fleet.wake()

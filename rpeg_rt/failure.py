@@ -1,5 +1,6 @@
 """Everything that ends a run early, with the exit code that `rpeg-rt` documents for it."""
 
+import signal
 from enum import IntEnum
 
 
@@ -80,6 +81,9 @@ class NumericError(RunError):
 
 
 class InterruptedRunError(RunError):
-    """The user asked to stop (Ctrl-C or SIGTERM)."""
+    """The user or a launcher asked to stop, by signal `number` (SIGINT, SIGTERM or SIGUSR1)."""
 
     code = ExitCode.INTERRUPTED
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"interrupted by {signal.Signals(number).name}")

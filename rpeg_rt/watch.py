@@ -1,0 +1,71 @@
+"""What arrives from workers and tasks, with everything that ends a run raised."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+from rpeg_rt.blame import Blame
+from rpeg_rt.dispatch import Instance
+from rpeg_rt.failure import InterruptedRunError, RunError, WorkerLostError
+from rpeg_rt.fleet import Asked, Fleet, Lost, Received
+from rpeg_rt.protocol import Failed
+
+GRACE_SECONDS = 1.0
+
+
+class Watch:
+    """The events of a fleet. `doing` tells what a worker is carrying out."""
+
+    def __init__(self, fleet: Fleet, blame: Blame, doing: Callable[[int], Instance | None]) -> None:
+        self._fleet, self._blame, self._doing = fleet, blame, doing
+        self._asked: int | None = None
+
+    def interrupt(self, number: int) -> None:
+        """End the run at the next look at events, as signal `number` asks; callable at any time."""
+        self._asked = number
+        self._fleet.wake()
+
+    def events(self, deadline: float) -> Iterator[Received]:
+        """Frames that arrive before `deadline` (monotonic seconds). Raises RunError for what ends the run."""
+        for event in self._fleet.events(max(0.0, deadline - time.monotonic())):
+            if isinstance(event, Lost):
+                raise self._lost(event)
+            if isinstance(event, Received):
+                if isinstance(event.frame, Failed):
+                    raise self._failed(event.rank, event.frame)
+                yield event
+            if isinstance(event, Asked):
+                self._asked = event.number
+        if self._asked is not None:
+            raise self._stopped(self._asked)
+
+    def _stopped(self, number: int) -> RunError:
+        """What a request to stop means: the end of the run, which it meets here and nowhere else. A launcher
+        also ends all tasks when one of them dies, so that one is looked for a moment longer."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        while (
+            number == signal.SIGTERM and self._fleet.tasks > 1 and (left := deadline - time.monotonic()) > 0
+        ):
+            for event in self._fleet.events(left):
+                if isinstance(event, Lost):
+                    return self._lost(event)
+        return InterruptedRunError(number)
+
+    def _failed(self, rank: int, failed: Failed) -> RunError:
+        """What a worker's failure means. That a peer went away is told by all who wait for it, so the one
+        that really went is looked for a moment longer."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        while failed.kind == "peer" and (left := deadline - time.monotonic()) > 0:
+            for event in self._fleet.events(left):
+                if isinstance(event, Lost):
+                    return self._lost(event)
+                if isinstance(event, Received) and isinstance(event.frame, Failed):
+                    rank, failed = event.rank, event.frame
+                    if failed.kind != "peer":
+                        break
+        return self._blame.failed(rank, failed)
+
+    def _lost(self, event: Lost) -> RunError:
+        if event.rank is None:
+            return WorkerLostError(event.reason)
+        return self._blame.lost(event.rank, self._doing(event.rank), self._fleet.explain(event.rank))
