@@ -33,7 +33,7 @@ class Settings:
             raise ValueError("without `budget` there must be a `time_limit`")
         if self.budget is not None and self.budget < 1:
             raise ValueError("`budget` must be at least 1")
-        if self.time_limit is not None and self.time_limit <= 0:
+        if self.time_limit is not None and not self.time_limit > 0:
             raise ValueError("`time_limit` must be positive")
         if self.threads is not None and self.threads < 1:
             raise ValueError("`threads` must be at least 1")

@@ -71,6 +71,14 @@ def rpegc(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     return call
 
 
+@pytest.mark.parametrize("limit", ["0", "-1", "nan"])
+def test_what_is_no_time_limit_is_refused(rpegc: Rpegc, limit: str) -> None:
+    code, _, message = rpegc("free.json", "--time-limit", limit, "-o", "new.exe.json")
+    assert code == 2
+    assert "time" in message
+    assert not Path("new.exe.json").exists()
+
+
 def test_a_search_is_no_worse_than_the_plan_that_it_starts_from(rpegc: Rpegc) -> None:
     _, better, _ = rpegc("free.json", *QUICK, "--json", "-o", "better.exe.json")
     _, start, _ = rpegc("planned.json", "--search", "none", "--json")
