@@ -9,6 +9,7 @@ prints goes to standard error.
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -153,6 +154,11 @@ class Judge:
 def main(parent: str, directory: str, name: str) -> None:
     """Load a verifier and answer."""
     die_with_parent(int(parent))
+    for number in (
+        signal.SIGTERM,
+        signal.SIGUSR1,
+    ):  # Slurm signals all processes; a run ends its verifiers itself
+        signal.signal(number, lambda *_: None)
     questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

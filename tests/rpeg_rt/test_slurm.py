@@ -89,10 +89,10 @@ def test_one_srun_runs_a_plan_over_four_nodes(cluster: dict[str, str], tmp_path:
 
 @pytest.fixture
 def long_step(cluster: dict[str, str], tmp_path: Path) -> Iterator[Step]:
-    """A run on four nodes that has finished a step."""
-    plan = spread_plan(tmp_path, nodes=4, gpus=1)
+    """A run on two nodes that has finished a step."""
+    plan = spread_plan(tmp_path, nodes=2, gpus=1)
     options = ("--steps", LONG, "--trace", tmp_path / "trace.jsonl")
-    step = Step(cluster, tmp_path, "-N4 --ntasks-per-node=1", plan, *options)
+    step = Step(cluster, tmp_path, "-N2 --ntasks-per-node=1", plan, *options)
     try:
         wait_until(lambda: "step 1/" in step.log.read_text() or step.process.poll() is not None, PATIENCE)
         yield step
@@ -103,12 +103,12 @@ def long_step(cluster: dict[str, str], tmp_path: Path) -> Iterator[Step]:
 
 
 def test_a_killed_worker_ends_the_run_on_all_nodes(long_step: Step) -> None:
-    worker, _ = worker_and_task_on("node2", long_step.directory)
+    worker, _ = worker_and_task_on("node1", long_step.directory)
     os.kill(worker, signal.SIGKILL)
     code, text = long_step.end()
     assert code == 4, text
     assert re.search(
-        r"^error: worker 2 \(GPU 0\.2\.0\) on node2 was lost .*: killed by signal 9$", text, re.M
+        r"^error: worker 1 \(GPU 0\.1\.0\) on node1 was lost .*: killed by signal 9$", text, re.M
     )
     assert "rpeg-rt: exit code 4" in text
     check_trace(long_step.directory, 4)
@@ -116,10 +116,10 @@ def test_a_killed_worker_ends_the_run_on_all_nodes(long_step: Step) -> None:
 
 @pytest.mark.slow
 def test_a_killed_task_ends_the_run_on_all_nodes(long_step: Step) -> None:
-    _, task = worker_and_task_on("node2", long_step.directory)
+    _, task = worker_and_task_on("node1", long_step.directory)
     os.kill(task, signal.SIGKILL)
     _, text = long_step.end()  # the code is srun's choice among those of its tasks
-    assert re.search(r"^error: worker 2 \(GPU 0\.2\.0\) on node2 was lost ", text, re.M), text
+    assert re.search(r"^error: worker 1 \(GPU 0\.1\.0\) on node1 was lost ", text, re.M), text
     assert "rpeg-rt: exit code 4" in text
     check_trace(long_step.directory, 4)
 
