@@ -154,10 +154,8 @@ class Judge:
 def main(parent: str, directory: str, name: str) -> None:
     """Load a verifier and answer."""
     die_with_parent(int(parent))
-    for number in (
-        signal.SIGTERM,
-        signal.SIGUSR1,
-    ):  # Slurm signals all processes; a run ends its verifiers itself
+    # A launcher signals all processes of a task; a run ends its verifiers itself.
+    for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
     questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDONLY)
