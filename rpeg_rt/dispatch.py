@@ -6,6 +6,9 @@ completions always gives the same sequence of starts; the verifier replays a tra
 Invariants: a node starts when its predecessors are complete and none of its devices is reserved; from the
 start of a generation chain's first phase to the end of its last, its devices take no other Op. An instance
 exists only between the completion of its first predecessor and its own, so memory does not grow with steps.
+
+A run may begin at a later step, everything before which counts as complete, and no step from `boundary` on is
+begun until that is moved. Edges never lead back in steps, so all steps before a boundary can be completed.
 """
 
 import heapq
@@ -53,7 +56,8 @@ class Dispatcher:
     """Decides which node instance starts next.
 
     `reservations` gives R(x), the devices of each template node by id; `generation` names the vertices
-    whose phases hold their devices.
+    whose phases hold their devices. The run begins at step `first`. If it `continues` some day after its last
+    step, it also carries out what only later steps need (nodes with a lookahead).
     """
 
     def __init__(
@@ -62,13 +66,18 @@ class Dispatcher:
         steps: int,
         reservations: Mapping[int, frozenset[str]],
         generation: frozenset[str],
+        *,
+        first: int = 0,
+        continues: bool = False,
     ) -> None:
         self.nodes = {n.id: n for n in template}
-        self.steps = steps
+        self.first, self.steps, self.continues = first, steps, continues
+        self.boundary = steps
+        self.begun = first
         self.reservations = reservations
         self.running: set[Instance] = set()
         self.completed = 0
-        self.total = sum(max(0, steps - n.lookahead - n.first_step) for n in template)
+        self.total = self.instances(steps)
         self._chains = {n.id for n in template if n.kind == "Op" and n.phases > 1 and n.vertex in generation}
         self._position = {i: p for p, i in enumerate(topological_order(template))}
         self._successors: dict[int, list[tuple[int, int]]] = {n.id: [] for n in template}
@@ -80,7 +89,7 @@ class Dispatcher:
         self._busy: set[str] = set()
         self._held: dict[str, tuple[str, int]] = {}
         for n in template:
-            for step in self._early_steps(n):
+            for step in sorted(set(self._early_steps(n))):
                 if self.exists(n.id, step) and not any(self.predecessors(Instance(n.id, step))):
                     self._make_ready(Instance(n.id, step))
 
@@ -90,21 +99,36 @@ class Dispatcher:
         return self.completed == self.total
 
     @property
+    def drained(self) -> bool:
+        """Whether every instance before the boundary has completed."""
+        return self.completed == self.instances(self.boundary)
+
+    @property
     def live(self) -> int:
         """Instances in memory: touched, ready or running."""
         return len(self._remaining) + len(self._ready) + len(self.running)
 
     def exists(self, node: int, step: int) -> bool:
         """Whether template node `node` has an instance at `step`."""
-        n = self.nodes[node]
-        return n.first_step <= step and step + n.lookahead < self.steps
+        return step in self._lifetime(self.nodes[node])
+
+    def instances(self, before: int) -> int:
+        """How many instances the run has at steps before `before`."""
+        return sum(
+            len(range(span.start, min(span.stop, before))) for span in map(self._lifetime, self.nodes.values())
+        )
+
+    def _lifetime(self, n: TemplateNode) -> range:
+        """The steps of the run at which a template node has an instance."""
+        last = self.steps - (0 if self.continues else n.lookahead)
+        return range(max(self.first, n.first_step), max(self.first, n.first_step, last))
 
     def predecessors(self, x: Instance) -> Iterator[Instance]:
         """The instances that must complete before `x` starts, each once."""
         seen = set()
         for e in self.nodes[x.node].edges:
             source = Instance(e.source, x.step - e.distance)
-            if x.step >= e.first_step and source.step >= 0 and source not in seen and self.exists(*source):
+            if x.step >= e.first_step and source not in seen and self.exists(*source):
                 seen.add(source)
                 yield source
 
@@ -146,17 +170,18 @@ class Dispatcher:
         return [x for *_, x in self._ready]
 
     def _early_steps(self, n: TemplateNode) -> Iterator[int]:
-        """The steps at which `n` might have no predecessor: the first ones, and the last if sources end.
+        """The steps at which `n` might have no predecessor: the first of the template and of the run, and the
+        last if sources end.
 
         A template node without any edge is seeded one step at a time, when its previous instance starts.
         """
         if not n.edges:
-            yield n.first_step
+            yield max(self.first, n.first_step)
             return
         reach = max(max(e.first_step, e.distance + self.nodes[e.source].first_step) for e in n.edges)
         tail = max(0, *(self.nodes[e.source].lookahead - e.distance for e in n.edges))
-        yield from range(min(reach, self.steps))
-        yield from range(max(reach, self.steps - tail), self.steps)
+        yield from range(self.first, min(self.first + reach, self.steps))
+        yield from range(max(self.first, self.steps - tail), self.steps)
 
     def _make_ready(self, x: Instance) -> None:
         rank = 1 if self.nodes[x.node].kind == "Op" else 0
@@ -164,7 +189,7 @@ class Dispatcher:
 
     def _blocked(self, x: Instance) -> bool:
         devices = self.reservations[x.node]
-        if devices & self._busy:
+        if x.step >= self.boundary or devices & self._busy:
             return True
         n = self.nodes[x.node]
         if n.kind != "Op":
@@ -175,6 +200,7 @@ class Dispatcher:
     def _start(self, x: Instance) -> None:
         n = self.nodes[x.node]
         self.running.add(x)
+        self.begun = max(self.begun, x.step + 1)
         self._busy |= self.reservations[x.node]
         if x.node in self._chains and n.phase == 1:
             self._held.update(dict.fromkeys(self.reservations[x.node], (n.vertex, x.step)))

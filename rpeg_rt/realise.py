@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ir_schema.device import Allocation, all_devices
 from ir_schema.problem import Layout, Placement, Vertex
 from ir_schema.stages import Executable, MicrotaskSchedule, TemplateNode
+from rpeg_rt.beginning import FRESH, Beginning
 from rpeg_rt.engine.microtasks import ScheduleError, check_schedule
 from rpeg_rt.engine.sharding import reverse_stages
 from rpeg_rt.precision import ITEM_BYTES, number_type
@@ -83,10 +84,13 @@ class BoundNode:
 
 
 class Realisation:
-    """An executable bound to workers 0..`world`-1. Raises UnrealisableError or NotUnderstood."""
+    """An executable bound to workers 0..`world`-1, for a run that begins at `beginning`.
 
-    def __init__(self, executable: Executable) -> None:
-        self.executable = executable
+    Raises UnrealisableError or NotUnderstood.
+    """
+
+    def __init__(self, executable: Executable, beginning: Beginning = FRESH) -> None:
+        self.executable, self.beginning = executable, beginning
         self.problem = executable.problem
         self.plan: dict[str, Placement] = executable.plan
         self.vertices = {v.name: v for v in self.problem.graph.vertices}
@@ -150,7 +154,27 @@ class Realisation:
         """The versions that Op `node` must read at `step`; a frozen model has version 0 only."""
         models = (self.vertices[v].model for v in vertices_of(node))
         found = {m: 0 for m in models if m is not None}
-        return found | {m: max(0, step + offset) for m, offset in node.reads.items()}
+        return found | {m: self.beginning.version(m, step + offset) for m, offset in node.reads.items()}
+
+    def transferred(self, transfer: WeightTransfer, step: int) -> int:
+        """The version that a transfer of weights carries at `step`."""
+        return self.beginning.version(transfer.source.model, step + transfer.version)
+
+    def ring(self, place: Weights, step: int) -> list[int]:
+        """The versions that lie between two steps, the next of which is `step`, at a place that serves a
+        trained model from step to step."""
+        staleness = self.problem.graph.staleness.get(place.model, 0)
+        return self.beginning.ring(place.model, staleness, step)
+
+    def first_versions(self, place: Weights) -> list[int]:
+        """The versions that lie at a place when the first node starts, ascending."""
+        if place.model not in self.problem.graph.trainable:
+            return [0]
+        if place.training:
+            return [self.beginning.step]
+        if place.lasting:
+            return self.ring(place, self.beginning.step)
+        return [] if self.beginning.step else [0]
 
     def weights_read(self, bound: BoundNode) -> tuple[Weights, ...]:
         """The places whose weights a node uses: an Op's own, a transfer's source."""

@@ -16,7 +16,10 @@ from rpeg_rt.algorithms.ppo import PPO
 
 
 class Learner(Protocol):
-    """An algorithm at one training operator; it lasts from step to step and may remember."""
+    """An algorithm at one training operator; it lasts from step to step and may remember: what it does is in
+    `memory`, equal on all workers, and whoever fills that makes it remember."""
+
+    memory: dict[str, float]
 
     def prepare(self, rows: Columns, all_reduce: AllReduce) -> tuple[TrainBatch, dict[str, float]]:
         """Once a step, before its optimizer steps: the batch, and metrics over all replicas. Collective."""

@@ -31,6 +31,7 @@ class DPO:
 
     def __init__(self, run: RunConfig) -> None:
         self._beta = run.dpo_beta
+        self.memory: dict[str, float] = {}
 
     def prepare(self, rows: Columns, all_reduce: AllReduce) -> tuple[TrainBatch, dict[str, float]]:
         """The step's batch, and what the policy that scored thinks of the pairs. Collective over the

@@ -34,18 +34,17 @@ def leave_one_out(rewards: Tensor, rollouts: int) -> Tensor:
 
 class Baseline:
     """REINFORCE: the running mean of the steps' mean rewards, b = decay * b + (1 - decay) * mean, which
-    begins as the first step's mean."""
+    begins as the first step's mean. `memory` holds it as `baseline`, once there is one."""
 
     def __init__(self, decay: float) -> None:
         self._decay = decay
-        self.value: float | None = None
+        self.memory: dict[str, float] = {}
 
     def update(self, mean: float) -> float:
         """Take one more step's mean reward; the new value."""
-        if self.value is None:
-            self.value = mean
-        self.value = self._decay * self.value + (1 - self._decay) * mean
-        return self.value
+        before = self.memory.get("baseline", mean)
+        self.memory["baseline"] = self._decay * before + (1 - self._decay) * mean
+        return self.memory["baseline"]
 
 
 class PolicyGradient:
@@ -54,6 +53,7 @@ class PolicyGradient:
     def __init__(self, run: RunConfig, rollouts: int) -> None:
         self._run, self._rollouts = run, rollouts
         self._baseline = Baseline(run.baseline_decay)
+        self.memory = self._baseline.memory
         self._kl_in_loss = run.algorithm == "grpo"
         self._estimator: Estimator = run.kl_estimator or ("k3" if self._kl_in_loss else "k1")
 

@@ -80,6 +80,7 @@ class PPO:
 
     def __init__(self, run: RunConfig, *, policy: bool, value: bool) -> None:
         self._run, self._policy, self._value = run, policy, value
+        self.memory: dict[str, float] = {}
 
     def prepare(self, rows: Columns, all_reduce: AllReduce) -> tuple[TrainBatch, dict[str, float]]:
         """The step's batch and metrics. Collective over the replicas."""

@@ -65,14 +65,14 @@ def read_header(path: Path) -> dict[str, Stored]:
     except OSError as exc:
         raise FileError(f"cannot read {path}: {exc.strerror}") from exc
     try:
-        header = json.loads(text)
+        entries = json.loads(text)
     except (ValueError, RecursionError) as exc:
         raise FileError(f"{path} is no safetensors file: its header is not JSON") from exc
     start = _LENGTH.size + length
-    if not isinstance(header, dict):
+    if not isinstance(entries, dict):
         raise FileError(f"{path} is no safetensors file: its header is no object")
-    header.pop("__metadata__", None)
-    found = {name: _entry(path, name, entry, start) for name, entry in header.items()}
+    entries.pop("__metadata__", None)
+    found = {name: _entry(path, name, entry, start) for name, entry in entries.items()}
     end = start
     for tensor in sorted(found.values(), key=lambda t: (t.begin, t.shape)):
         if tensor.begin != end:
@@ -94,22 +94,29 @@ def _entry(path: Path, name: str, entry: Any, start: int) -> Stored:
     raise FileError(f"{path} is damaged: what its header says of tensor `{name}` contradicts itself")
 
 
+def header(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
+    """What a file begins with, whose tensors (type as numpy spells it, and shape) follow in this order."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, (precision, shape) in tensors.items():
+        end = offset + math.prod(shape) * ITEM_BYTES[precision]
+        entries[name] = {"dtype": _NAMES[precision], "shape": shape, "data_offsets": (offset, end)}
+        offset = end
+    encoded = json.dumps(entries).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    return _LENGTH.pack(len(encoded)) + encoded
+
+
 def lay_out(path: Path, shapes: Mapping[str, tuple[int, ...]], precision: str) -> None:
     """Create a file of zeros. Raises FileError."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, shape in shapes.items():
-        end = offset + math.prod(shape) * ITEM_BYTES[precision]
-        header[name] = {"dtype": _NAMES[precision], "shape": shape, "data_offsets": (offset, end)}
-        offset = end
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)
+    head = header({name: (precision, shape) for name, shape in shapes.items()})
+    size = sum(math.prod(shape) for shape in shapes.values()) * ITEM_BYTES[precision]
     try:
         with path.open("wb") as file:
-            file.write(_LENGTH.pack(len(encoded)) + encoded)
+            file.write(head)
             file.flush()
             # Not a hole: where the disk is full, a write through the map would kill the worker.
-            _allocate(file.fileno(), _LENGTH.size + len(encoded) + offset)
+            _allocate(file.fileno(), len(head) + size)
     except OSError as exc:
         raise FileError(f"cannot write weights {path}: {exc.strerror}") from exc
 

@@ -10,7 +10,7 @@ with -1 to L_r.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ from rpeg_rt.engine.architecture import UnsupportedModelError, canonical_shapes,
 from rpeg_rt.engine.generation import Generation, Sampling
 from rpeg_rt.engine.groups import LayoutGroups
 from rpeg_rt.engine.model import Model
+from rpeg_rt.engine.moments import sliced
 from rpeg_rt.engine.pipeline import Stage, response_logp, response_values, sequence_rewards
 from rpeg_rt.engine.sharding import ShardSpec, Slices, shard_map
 from rpeg_rt.engine.shim import device
@@ -38,6 +39,17 @@ class VersionError(Exception):
 
 class UnknownTokenError(ValueError):
     """A token id beyond the model's vocabulary: tokenizer and model do not belong together."""
+
+
+class Canonical(Protocol):
+    """A whole canonical tensor, of which only slices are looked at."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole."""
+
+    def __getitem__(self, slices: Slices, /) -> Tensor:
+        """The values of a slice."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +113,8 @@ class Engine:
             }
         return self._copies[slot]
 
-    def load(self, canonical: Callable[[str, tuple[int, ...]], Tensor], version: int = 0) -> None:
-        """Fill this rank's shards from full canonical tensors, asked for by (name, shape), one at a time.
+    def load(self, canonical: Callable[[str, tuple[int, ...]], Canonical], version: int = 0) -> None:
+        """Fill this rank's shards from canonical tensors, asked for by (name, shape), one at a time.
 
         Collective where the engine is trainable: its optimizer starts from these weights.
         """
@@ -247,6 +259,26 @@ class Engine:
     def finish_minibatch(self, done: Pass) -> dict[str, float]:
         """The last third of `train_minibatch`: the optimizer step, after all microtasks. Collective."""
         return self._trained.finish(done)
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps so far."""
+        return self._trained.steps
+
+    def optimizer_shards(self) -> dict[str, list[Shard]]:
+        """Views of this rank's part of the optimizer's state, by kind (see `Trainer.state`)."""
+        return {
+            kind: [
+                Shard(spec.name, spec.global_shape, slices, view)
+                for flat in parts
+                for spec, slices, view in sliced(flat, self._shards)
+            ]
+            for kind, parts in self._trained.state().items()
+        }
+
+    def resume(self, updates: int) -> None:
+        """Declare that `optimizer_shards` have been filled with the state after `updates` optimizer steps."""
+        self._trained.resume(updates)
 
     @property
     def _trained(self) -> Trainer:

@@ -39,12 +39,12 @@ def route(spec: ModelSpec, source: Placed, destination: Placed) -> list[Fragment
     the element itself is its own source, so that no byte moves needlessly; otherwise the holder that
     has sent least so far sends it (ties: the one nearest by rank, then the lower rank).
     """
-    holders = _holders(spec, source)
+    held = holders(spec, source)
     sent: dict[int, int] = defaultdict(int)
     fragments = []
     for rank, shard in _placed_shards(spec, destination):
-        for slices, ranks in holders[shard.name]:
-            common = _intersection(slices, shard.slices)
+        for slices, ranks in held[shard.name]:
+            common = intersection(slices, shard.slices)
             if common is None:
                 continue
             sender = rank if rank in ranks else min(ranks, key=lambda r: (sent[r], abs(r - rank), r))
@@ -55,13 +55,8 @@ def route(spec: ModelSpec, source: Placed, destination: Placed) -> list[Fragment
     return fragments
 
 
-def _placed_shards(spec: ModelSpec, placed: Placed) -> list[tuple[int, ShardSpec]]:
-    ranks, layout = placed
-    return [(r, s) for i, r in enumerate(ranks) for s in shard_map(spec, layout, position_of(i, layout))]
-
-
-def _holders(spec: ModelSpec, source: Placed) -> dict[str, list[tuple[Slices, list[int]]]]:
-    """Per tensor, the distinct slices it is cut into and the ranks that hold each."""
+def holders(spec: ModelSpec, source: Placed) -> dict[str, list[tuple[Slices, list[int]]]]:
+    """Per tensor, the distinct slices it is cut into in a placed layout and the ranks that hold each."""
     found: dict[str, list[tuple[Slices, list[int]]]] = defaultdict(list)
     for rank, shard in _placed_shards(spec, source):
         for slices, ranks in found[shard.name]:
@@ -74,6 +69,12 @@ def _holders(spec: ModelSpec, source: Placed) -> dict[str, list[tuple[Slices, li
     return found
 
 
-def _intersection(a: Slices, b: Slices) -> Slices | None:
+def _placed_shards(spec: ModelSpec, placed: Placed) -> list[tuple[int, ShardSpec]]:
+    ranks, layout = placed
+    return [(r, s) for i, r in enumerate(ranks) for s in shard_map(spec, layout, position_of(i, layout))]
+
+
+def intersection(a: Slices, b: Slices) -> Slices | None:
+    """What two slices of one tensor have in common; None for nothing."""
     common = tuple(slice(max(x.start, y.start), min(x.stop, y.stop)) for x, y in zip(a, b, strict=True))
     return common if all(s.start < s.stop for s in common) else None

@@ -20,6 +20,7 @@ from rpeg_rt.algorithms.batch import Metrics, TrainBatch
 from rpeg_rt.engine.alignment import align, by_length
 from rpeg_rt.engine.microtasks import Task, one_forward_one_backward
 from rpeg_rt.engine.model import Model
+from rpeg_rt.engine.moments import Flat
 from rpeg_rt.engine.pipeline import Stage, response_logp, response_values
 from rpeg_rt.engine.shim import (
     DistributedDataParallel,
@@ -30,6 +31,10 @@ from rpeg_rt.engine.shim import (
     get_megatron_optimizer,
     optimizer_construction,
 )
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""What Adam keeps of each weight: running means of its gradient and of the square."""
 
 
 class NumericError(Exception):
@@ -178,6 +183,34 @@ class Trainer:
         self.steps += 1
         return metrics
 
+    def state(self) -> dict[str, list[Flat]]:
+        """This rank's part of the optimizer's state, by kind: Adam's moments, and where weights are rounded the
+        `master` weights. Filling it makes it the state."""
+        found: dict[str, list[Flat]] = {}
+        names = {id(p): name for name, p in self._model.named_parameters()}
+        for parameter, shard in self._shards():
+            start = self._optimizer._get_model_param_range_map(parameter)["param"].start
+            tensors = {kind: self._adam(shard)[kind] for kind in MOMENTS}
+            if shard.dtype != parameter.dtype:
+                tensors["master"] = shard
+            for kind, tensor in tensors.items():
+                flat = Flat(names[id(parameter)], tuple(parameter.shape), start, tensor)
+                found.setdefault(kind, []).append(flat)
+        return found
+
+    def resume(self, steps: int) -> None:
+        """The state has been filled with that after `steps` steps."""
+        self.steps = steps
+        for _, shard in self._shards():
+            self._adam(shard)["step"].fill_(steps)
+
+    def _adam(self, shard: Tensor) -> dict[str, Tensor]:
+        """What Adam keeps of a shard; zeros before the first step, as it would make them itself."""
+        found: dict[str, Tensor] = self._optimizer.optimizer.state[shard]
+        if not found:
+            found |= {"step": torch.zeros(())} | {kind: torch.zeros_like(shard) for kind in MOMENTS}
+        return found
+
     def _reduced(self, sums: Metrics, terms: float) -> dict[str, float]:
         """Sums over all replicas, divided by the terms; nothing but on the last stage."""
         if not self._groups.is_last_stage:
@@ -207,14 +240,18 @@ class Trainer:
 
         Megatron's own `prepare_grads` would pass float64 through single precision.
         """
+        pairs = self._shards()
+        for parameter, shard in pairs:
+            part = self._optimizer._get_model_param_range_map(parameter)["param"]
+            shard.grad = parameter.main_grad.view(-1)[part.start : part.end].to(shard.dtype)
+        return [shard for _, shard in pairs]
+
+    def _shards(self) -> list[tuple[Any, Any]]:
+        """Parameters and the optimizer's flat shard of each that it has a part of."""
         optimizer = self._optimizer
         models = optimizer.model_float16_groups + optimizer.model_fp32_groups
         mains = optimizer.shard_fp32_from_float16_groups + optimizer.shard_fp32_groups
-        pairs = [pair for group in zip(models, mains, strict=True) for pair in zip(*group, strict=True)]
-        for parameter, shard in pairs:
-            part = optimizer._get_model_param_range_map(parameter)["param"]
-            shard.grad = parameter.main_grad.view(-1)[part.start : part.end].to(shard.dtype)
-        return [shard for _, shard in pairs]
+        return [pair for group in zip(models, mains, strict=True) for pair in zip(*group, strict=True)]
 
     def _set_learning_rate(self) -> float:
         """Linear warm-up: optimizer step i of W runs at i / W of the learning rate."""

@@ -1,0 +1,51 @@
+"""The manifest of a snapshot: what lies beside it, and of which run."""
+
+from typing import Any
+
+import msgspec
+
+from ir_schema.base import Record
+from ir_schema.problem import Problem
+
+VERSION = 1
+MANIFEST = "manifest.json"
+
+
+class Piece(Record, frozen=True, kw_only=True):
+    """One file: its size in bytes and the SHA-256 of its content."""
+
+    bytes: int
+    sha256: str
+
+
+class Trained(Record, frozen=True, kw_only=True):
+    """What there is of one model: `versions` of its weights, ascending, the newest with the state after
+    `updates` optimizer steps; `memory` is what its algorithm remembers, by training vertex."""
+
+    versions: tuple[int, ...]
+    updates: int
+    memory: dict[str, dict[str, float]]
+
+
+class Manifest(Record, frozen=True, kw_only=True):
+    """A snapshot after `step` RL steps of a run of plan `plan` with `seed`. `settings` are those of the run,
+    to compare with the settings of the run that goes on."""
+
+    version: int
+    step: int
+    plan: str
+    seed: int
+    settings: dict[str, Any]
+    models: dict[str, Trained]
+    files: dict[str, Piece]
+
+
+def settings(problem: Problem) -> dict[str, Any]:
+    """What decides what a run computes: plain values by section."""
+    return {
+        "run": msgspec.to_builtins(problem.run),
+        "workload": msgspec.to_builtins(problem.workload),
+        "models": msgspec.to_builtins(problem.models),
+        "trainable": list(problem.graph.trainable),
+        "trainings": {v.name: v.model for v in problem.graph.vertices if v.role == "training"},
+    }
