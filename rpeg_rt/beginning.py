@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Beginning:
-    """The first `step` of a run, and by trained model the `oldest` of the versions oldest..step that it begins
-    with. A version before that is read as the oldest, as at the start of a fresh run."""
+    """The first `step` of a run, and by trained model the `oldest` of the versions oldest..step that it has
+    then. A version before that is read as the oldest, as at the start of a fresh run."""
 
     step: int = 0
     oldest: Mapping[str, int] = field(default_factory=dict)
@@ -21,8 +21,8 @@ class Beginning:
         return max(self.oldest.get(model, 0), wanted)
 
     def ring(self, model: str, staleness: int, step: int) -> list[int]:
-        """The versions that operators which serve `model` read from step `step` on before one of that step or a
-        later one is installed, ascending."""
+        """The versions that operators which serve `model` read from step `step` on before one of that step or
+        a later one is installed, ascending."""
         return sorted({self.version(model, s - staleness) for s in range(step, step + staleness)})
 
 

@@ -39,6 +39,7 @@ HELP = """Execute a plan exactly as it stands, on persistent workers, and prove 
 \b
   rpeg-rt plan.exe.json                            run it for as many steps as it says
   rpeg-rt plan.exe.json --steps 20 --trace t.jsonl run 20 steps and keep the trace
+  rpeg-rt plan.exe.json --save d --save-every 10   leave snapshots; go on from them with --resume d
   rpeg-rt verify t.jsonl plan.exe.json             check a trace against its plan
   rpeg-rt trace t.jsonl --perfetto t.json          a timeline for ui.perfetto.dev
   rpeg-rt slurm plan.exe.json                      run it on a Slurm cluster
@@ -88,7 +89,27 @@ class _RunCommand(click.Command):
     help="Directory of prompts, tokenizer and verifiers (default: the plan's, or the current).",
 )
 @click.option(
-    "--save", type=_FILE, help="Write the trained models into this directory, as Hugging Face checkpoints."
+    "--save",
+    type=_FILE,
+    help="Leave in this directory the trained models, as Hugging Face checkpoints; or of a run that is asked "
+    "to stop, a snapshot to resume from.",
+)
+@click.option(
+    "--save-every",
+    type=click.IntRange(min=1),
+    help="Leave a snapshot in --save every so many steps too, and after the last.",
+)
+@click.option(
+    "--keep",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="How many snapshots to keep in --save.",
+)
+@click.option(
+    "--resume",
+    type=_FILE,
+    help="Go on from the newest snapshot in this directory, to as many steps in all.",
 )
 @click.option(
     "--eval-every",
@@ -125,6 +146,9 @@ def run_command(
     tensorboard: Path | None,
     data: Path | None,
     save: Path | None,
+    save_every: int | None,
+    keep: int,
+    resume: Path | None,
     eval_every: int | None,
     node_seconds: float,
     interface: str | None,
@@ -149,6 +173,8 @@ def run_command(
         # A launcher's signals are heard while there is a run to end, and must not cut off its last words.
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)
+    if save is None and save_every is not None:
+        raise click.UsageError("--save-every needs --save: the directory for the snapshots")
     from rpeg_rt.run import Settings, execute
     from rpeg_rt.summary import render
 
@@ -161,6 +187,9 @@ def run_command(
         tensorboard=tensorboard,
         data=data,
         save=save,
+        save_every=save_every,
+        keep=keep,
+        resume=resume,
         eval_every=eval_every,
         node_seconds=node_seconds,
         interface=interface,

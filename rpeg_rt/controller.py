@@ -4,6 +4,7 @@ One thread sleeps in the fleet's selector; verifiers run beside it and wake it. 
 end passes through `Controller.run`, which leaves no worker behind and a trace complete to that point.
 """
 
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -21,17 +22,18 @@ from rpeg_rt.clock import Clock
 from rpeg_rt.commands import Commander
 from rpeg_rt.dispatch import Dispatcher, Instance
 from rpeg_rt.evaluation import examination
-from rpeg_rt.failure import ExitCode, RunError, StalledError, WorkerLostError
+from rpeg_rt.failure import ExitCode, FileError, InterruptedRunError, RunError, StalledError, WorkerLostError
 from rpeg_rt.host import Host
 from rpeg_rt.load import Plan
 from rpeg_rt.pauses import pause
 from rpeg_rt.pool import Verified
 from rpeg_rt.precision import weight_type
 from rpeg_rt.progress import Progress, StepReport
-from rpeg_rt.protocol import Done, Evaluate, Frame, Hello, Ready, Save, Start
+from rpeg_rt.protocol import Done, Evaluate, Frame, Hello, Keep, Ready, Save, Start
 from rpeg_rt.realise import Realisation
 from rpeg_rt.semantics import Train
 from rpeg_rt.signals import on_interrupt
+from rpeg_rt.snapshots.saver import Saver, boundary
 from rpeg_rt.trace import (
     VERSION,
     Complete,
@@ -40,6 +42,8 @@ from rpeg_rt.trace import (
     Footer,
     Header,
     Part,
+    Snapshot,
+    Stopping,
     TraceWriter,
     software_versions,
 )
@@ -65,7 +69,9 @@ class Controller:
     `node_seconds` bounds the time of any one node (or 20 times its predicted time, where that is more).
     `on_step` is called with each finished step, in order, and `on_evaluation` with each evaluation: before
     the first step, every `eval_every` steps, and after the last. Models start from their `checkpoints`
-    (directories by model); trained ones are written under `save`. `crew` are its workers, not yet started.
+    (directories by model), or of a run that goes on from the `snapshot`; trained ones are written under
+    `save`, and snapshots by `saver`: with it, a request to stop is met after the steps that have begun.
+    `crew` are its workers, not yet started; `warn` is told what does not end the run.
     `finished_ns` is when the last node was complete.
     """
 
@@ -78,31 +84,45 @@ class Controller:
         seed: int,
         trace: TraceWriter,
         checkpoints: Mapping[str, Path],
+        snapshot: Path | None,
         save: Path | None,
+        saver: Saver | None,
         node_seconds: float,
         eval_every: int | None,
         crew: Crew,
         on_step: Callable[[StepReport], None],
         on_evaluation: Callable[[Evaluation], None],
+        warn: Callable[[str], None],
     ) -> None:
         self.plan, self.realisation, self.steps, self.seed = plan, realisation, steps, seed
         self.trace, self.save, self.node_seconds = trace, save, node_seconds
-        self._checkpoints = checkpoints
+        self._checkpoints, self._snapshot, self._saver, self._warn = checkpoints, snapshot, saver, warn
         run = plan.executable.problem.run
         assert run is not None, "preflight refuses a plan without a run"
         self._run_config = run
         template = plan.executable.template
-        self.dispatcher = Dispatcher(template, steps, realisation.reservations(), realisation.generation)
+        self._first = realisation.beginning.step
+        self._save_every = None if saver is None else saver.every
+        self.dispatcher = Dispatcher(
+            template,
+            steps,
+            realisation.reservations(),
+            realisation.generation,
+            first=self._first,
+            continues=saver is not None,
+        )
+        self.dispatcher.boundary = boundary(self._first, self._save_every, steps)
         self.fleet, self._ranks = crew.fleet, crew.ranks
         self.blame = Blame(realisation, crew.machines)
-        self.watch = Watch(crew.fleet, self.blame, self._doing)
+        self.watch = Watch(crew.fleet, self.blame, self._doing, self._postpone)
         self._clocks = [Clock() for _ in crew.machines]
         self._running: dict[Instance, _Running] = {}
         self._verified: deque[Verified] = deque()
         self.evaluations: list[Evaluation] = []
         self._eval_every, self._on_evaluation = eval_every, on_evaluation
         self._pause: int | None = None
-        self.progress = Progress(sum(n.kind == "Op" for n in template), on_step)
+        self.progress = Progress(sum(n.kind == "Op" for n in template), on_step, self._first)
+        self._stopping: int | None = None
         self._dispatched = 0
         self._origin = time.monotonic_ns()
         self.finished_ns = 0
@@ -126,6 +146,10 @@ class Controller:
                 workers=dict(enumerate(self.realisation.devices)),
                 software=software_versions(),
                 eval_every=self._eval_every,
+                first=self._first,
+                oldest=dict(self.realisation.beginning.oldest),
+                continues=self.dispatcher.continues,
+                save_every=self._save_every,
             )
         )
         code, message = ExitCode.WORKER_LOST, "the controller failed"
@@ -135,12 +159,17 @@ class Controller:
                 ending.callback(self.host.close)
                 self.commander = Commander(self.realisation, self.host)
                 self._start_workers()
-                self._evaluate(0)
+                if self._first == 0:
+                    self._evaluate(0)
                 self._loop()
                 self.finished_ns = self._now()
                 self._evaluate(self.steps)
                 if self.save is not None:
                     self._save_weights(self.save)
+                if self._saver is not None and self._saver.every is not None:
+                    failure = self._take_snapshot(self._saver)
+                    if failure is not None:
+                        raise FileError(failure)
             code, message = ExitCode.DONE, ""
         except RunError as exc:
             code, message = exc.code, str(exc)
@@ -170,6 +199,7 @@ class Controller:
             origin_ns=self._origin,
             eos=self.host.tokenizer.eos,
             checkpoints={model: str(path) for model, path in self._checkpoints.items()},
+            snapshot=None if self._snapshot is None else str(self._snapshot),
         )
         waiting = set(range(self.realisation.world))
         deadline = time.monotonic() + START_SECONDS
@@ -190,6 +220,9 @@ class Controller:
             if not self._running and self._pause is not None:
                 self._evaluate(self._pause)
                 self._pause = None
+                self._dispatch()
+            if not self._running and self.dispatcher.drained:
+                self._pass_boundary()
                 self._dispatch()
             if not self._running:
                 waiting = (
@@ -294,7 +327,7 @@ class Controller:
 
     # Between nodes -----------------------------------------------------------------------------------------
 
-    def _ask(self, requests: Mapping[int, Save | Evaluate]) -> dict[int, Frame]:
+    def _ask(self, requests: Mapping[int, Save | Evaluate | Keep]) -> dict[int, Frame]:
         """Put a question to workers while no node runs; their answers by rank."""
         for rank, request in requests.items():
             self.fleet.send(rank, request)
@@ -329,6 +362,36 @@ class Controller:
         self.evaluations.append(event)
         self._on_evaluation(event)
 
+    def _pass_boundary(self) -> None:
+        """All steps before the boundary are complete: leave a snapshot, and go on unless asked to stop."""
+        assert self._saver is not None, "without one there is no boundary before the end"
+        step = self.dispatcher.boundary
+        failure = self._take_snapshot(self._saver)
+        if self._stopping is not None:
+            then = f"{failure}" if failure is not None else f"go on with --resume {self._saver.directory}"
+            raise InterruptedRunError(self._stopping, f" after step {step} of {self.steps}; {then}")
+        if failure is not None:
+            self._warn(f"{failure}; the run goes on, and the snapshots before are still there")
+        self.dispatcher.boundary = boundary(step, self._save_every, self.steps)
+
+    def _take_snapshot(self, saver: Saver) -> str | None:
+        """Leave a snapshot at the boundary; what is to be said if that fails."""
+        step, started = self.dispatcher.boundary, self._now()
+        taken = saver.take(step, self._ask)
+        self.trace.write(
+            Snapshot(
+                step=step,
+                start_ns=started,
+                time_ns=self._now(),
+                versions=taken.versions,
+                bytes=taken.bytes,
+                failure=taken.failure,
+            )
+        )
+        if taken.failure is None:
+            return None
+        return f"the snapshot after step {step} could not be written to {saver.directory}: {taken.failure}"
+
     def _save_weights(self, directory: Path) -> None:
         """The newest weights of every trained model, each as a checkpoint of its own."""
         for vertex, task in self.realisation.semantics.tasks.items():
@@ -339,6 +402,18 @@ class Controller:
                 eos = self.host.tokenizer.eos
                 with new_checkpoint(directory / place.model, spec, precision, eos) as part:
                     self._ask({r: Save(vertex, str(part)) for r in self.realisation.ranks(place.allocation)})
+
+    def _postpone(self, number: int) -> bool:
+        """Whether a request to stop is met after the steps that have begun, where snapshots are left. A launcher's
+        request comes from every task; Ctrl-C is not patient twice."""
+        underway = self.dispatcher.begun > self._first and not self.finished_ns
+        if self._saver is None or not underway or (self._stopping is not None and number == signal.SIGINT):
+            return False
+        if self._stopping is None:
+            self._stopping = number
+            self.dispatcher.boundary = min(self.dispatcher.boundary, self.dispatcher.begun)
+            self.trace.write(Stopping(time_ns=self._now(), step=self.dispatcher.boundary))
+        return True
 
     # Small things ------------------------------------------------------------------------------------------
 

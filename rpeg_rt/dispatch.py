@@ -115,7 +115,8 @@ class Dispatcher:
     def instances(self, before: int) -> int:
         """How many instances the run has at steps before `before`."""
         return sum(
-            len(range(span.start, min(span.stop, before))) for span in map(self._lifetime, self.nodes.values())
+            len(range(span.start, min(span.stop, before)))
+            for span in map(self._lifetime, self.nodes.values())
         )
 
     def _lifetime(self, n: TemplateNode) -> range:

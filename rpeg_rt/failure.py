@@ -81,9 +81,10 @@ class NumericError(RunError):
 
 
 class InterruptedRunError(RunError):
-    """The user or a launcher asked to stop, by signal `number` (SIGINT, SIGTERM or SIGUSR1)."""
+    """The user or a launcher asked to stop, by signal `number` (SIGINT, SIGTERM or SIGUSR1); `when` the run
+    did, and what next, if there is something to say."""
 
     code = ExitCode.INTERRUPTED
 
-    def __init__(self, number: int) -> None:
-        super().__init__(f"interrupted by {signal.Signals(number).name}")
+    def __init__(self, number: int, when: str = "") -> None:
+        super().__init__(f"interrupted by {signal.Signals(number).name}{when}")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ir_schema.base import Record
 from ir_schema.stages import Executable
+from rpeg_rt.beginning import FRESH, Beginning
 from rpeg_rt.dispatch import Dispatcher, Stuck
 from rpeg_rt.engine.architecture import unsupported
 from rpeg_rt.failure import PreflightError
@@ -33,12 +34,18 @@ def this_machine(slots: int | None) -> Machine:
     return Machine(slots=slots, memory_bytes=available_memory())
 
 
-def check(executable: Executable, machine: Machine | None, findings: Sequence[str] = ()) -> Realisation:
-    """The plan bound to workers, of this machine unless it is None: then a launcher starts them. Raises
-    PreflightError with all that is missing, `findings` (of its files) included."""
+def check(
+    executable: Executable,
+    machine: Machine | None,
+    findings: Sequence[str] = (),
+    beginning: Beginning = FRESH,
+) -> Realisation:
+    """The plan bound to workers, of this machine unless it is None: then a launcher starts them. Its run
+    is to begin at `beginning`. Raises PreflightError with all that is missing, `findings` (of its files)
+    included."""
     missing = [*_missing_software(), *_unsupported_run(executable), *findings]
     try:
-        realisation = Realisation(executable)
+        realisation = Realisation(executable, beginning)
     except UnrealisableError as exc:
         raise PreflightError([*missing, str(exc)]) from exc
     except NotUnderstood as exc:

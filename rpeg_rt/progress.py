@@ -14,12 +14,12 @@ class StepReport:
 
 
 class Progress:
-    """Collects the `ops` Ops of each step and hands finished steps on, in order."""
+    """Collects the `ops` Ops of each step and hands finished steps on, in order, from step `first` on."""
 
-    def __init__(self, ops: int, on_step: Callable[[StepReport], None]) -> None:
+    def __init__(self, ops: int, on_step: Callable[[StepReport], None], first: int) -> None:
         self._ops, self._on_step = ops, on_step
         self._open: dict[int, tuple[int, StepReport]] = {}
-        self._next = 0
+        self._next = first
 
     def completed(self, step: int, metrics: dict[str, dict[str, float]], time_ns: int) -> None:
         """An Op of `step` is complete; `metrics` are what its vertices report."""

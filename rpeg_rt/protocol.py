@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpeg_rt.rows import Ranges
+from rpeg_rt.snapshots.manifest import Piece
 from rpeg_rt.trace import Fused
 
 _LENGTH = struct.Struct("!Q")
@@ -105,7 +106,8 @@ class Start(Message, frozen=True, tag=True, array_like=True):
 
     `store` is where workers find each other, a host and a port at which worker 0 listens. `origin_ns` is the
     zero of all times of the run on the controller's monotonic clock; `eos` ends a response;
-    `checkpoints` are the directories that models start from, by model.
+    `checkpoints` are the directories that models start from, by model, and `snapshot`
+    is where a run is resumed from.
     """
 
     executable: bytes
@@ -114,6 +116,7 @@ class Start(Message, frozen=True, tag=True, array_like=True):
     origin_ns: int
     eos: int | None
     checkpoints: dict[str, str]
+    snapshot: str | None = None
 
 
 class Ready(Message, frozen=True, tag=True, array_like=True):
@@ -185,6 +188,23 @@ class Saved(Message, frozen=True, tag=True, array_like=True):
     version: int
 
 
+class Keep(Message, frozen=True, tag=True, array_like=True):
+    """Controller to worker: write this worker's part of a snapshot after `step` steps into a directory."""
+
+    step: int
+    path: str
+
+
+class Kept(Message, frozen=True, tag=True, array_like=True):
+    """Worker to controller: the files that it wrote, by name; optimizer steps so far, by model trained here;
+    what algorithms remember, by training vertex. Or why it could not (`failure`)."""
+
+    files: dict[str, Piece]
+    updates: dict[str, int]
+    memory: dict[str, dict[str, float]]
+    failure: str | None = None
+
+
 class Failed(Message, frozen=True, tag=True, array_like=True):
     """Worker to controller: it cannot go on. `kind`: "peer" another worker went away, "numeric" a number is
     not finite, "error" anything else."""
@@ -214,6 +234,8 @@ Frame = (
     | Answers
     | Save
     | Saved
+    | Keep
+    | Kept
     | Failed
     | Stop
 )

@@ -38,7 +38,9 @@ class ReportRules(Rules):
         self.precision = precision
         self.workload = realisation.problem.workload
         self.logistics = Logistics(realisation)
-        self.versions = {w: deque([0], maxlen=w.copies) for w in realisation.places()}
+        self.versions = {
+            w: deque(realisation.first_versions(w), maxlen=w.copies) for w in realisation.places()
+        }
         self.phases: dict[tuple[str, int, int], Ranges] = {}
 
     def check(self, x: Instance, parts: dict[int, Part]) -> None:
@@ -74,7 +76,7 @@ class ReportRules(Rules):
         layout, source, target = "", bound.ranks, bound.ranks
         if bound.transfer is not None:
             source, target = self._weight_ends(bound.transfer)
-            version = max(0, x.step + bound.transfer.version)
+            version = self.realisation.transferred(bound.transfer, x.step)
             reads = writes = {bound.transfer.source.model: version}
             self._held(x, bound.transfer.source, version)
             self._install(bound.transfer.target, version)

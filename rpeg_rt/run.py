@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from ir_schema.problem import RunConfig
 from rpeg_rt.allocation import arrange, gather, local_crew
+from rpeg_rt.beginning import FRESH
 from rpeg_rt.checkpoints.export import make_room, unwritable
 from rpeg_rt.checkpoints.start import examine
 from rpeg_rt.controller import Controller
@@ -21,6 +23,9 @@ from rpeg_rt.load import Plan, load_plan
 from rpeg_rt.metrics import JsonLines, Meter, Sink, StepMetrics, TensorBoard
 from rpeg_rt.preflight import check, this_machine
 from rpeg_rt.progress import StepReport
+from rpeg_rt.snapshots.directory import has_snapshots, refuse_others
+from rpeg_rt.snapshots.resuming import Resumed, resume
+from rpeg_rt.snapshots.saver import Saver
 from rpeg_rt.summary import Outcome
 from rpeg_rt.trace import Evaluation, TraceWriter, read_trace
 from rpeg_rt.verify import verify_trace
@@ -39,6 +44,9 @@ class Settings:
     tensorboard: Path | None = None
     data: Path | None = None
     save: Path | None = None
+    save_every: int | None = None
+    keep: int = 2
+    resume: Path | None = None
     eval_every: int | None = None
     node_seconds: float = 600.0
     interface: str | None = None
@@ -74,18 +82,22 @@ def _execute(
 ) -> Outcome:
     """Run a plan on the tasks of a launcher, which join `fleet`, or (None) on workers of its own."""
     problem, directory = plan.executable.problem, settings.data or _data_directory(plan)
+    run = problem.run or RunConfig()  # `check` refuses a plan without
+    steps = run.steps if settings.steps is None else settings.steps
+    resumed = _resumed(plan, settings, steps, warn)
     checkpoints = examine(problem, directory)
     findings = checkpoints.findings + ([] if settings.save is None else unwritable(problem))
+    findings += [] if resumed is None else resumed.findings
     machine = this_machine(settings.slots) if fleet is None else None
-    realisation = check(plan.executable, machine, findings)
-    run = problem.run
-    assert run is not None
-    steps = run.steps if settings.steps is None else settings.steps
+    begins = FRESH if resumed is None else resumed.beginning
+    realisation = check(plan.executable, machine, findings, begins)
     seed = run.seed if settings.seed is None else settings.seed
+    seed = seed if resumed is None else resumed.manifest.seed
     if steps < 1:
         raise FileError(f"a run of {steps} steps is none; give --steps 1 or more")
     if settings.save is not None:
         make_room(settings.save, problem.graph.trainable)
+        refuse_others(settings.save, None if resumed is None else resumed.place.parent)
     eval_every = settings.eval_every
     if eval_every is not None and run.eval_prompts is None:
         raise FileError(
@@ -94,7 +106,7 @@ def _execute(
     if run.eval_prompts is not None and (reason := not_examined(realisation)):
         warn(f"the held-out prompts {run.eval_prompts} are not used: {reason}")
         eval_every = None
-    for text in checkpoints.notes:
+    for text in [*checkpoints.notes, *([] if resumed is None else resumed.notes)]:
         note(text)
     finished: list[StepMetrics] = []
     with ExitStack() as stack:
@@ -125,6 +137,11 @@ def _execute(
             for sink in sinks:
                 sink.evaluation(event)
 
+        saver = (
+            None
+            if settings.save is None
+            else Saver(realisation, plan.id, seed, settings.save, settings.save_every, settings.keep)
+        )
         controller = Controller(
             plan,
             realisation,
@@ -132,12 +149,15 @@ def _execute(
             seed=seed,
             trace=writer,
             checkpoints=checkpoints.directories,
+            snapshot=None if resumed is None else resumed.place,
             save=settings.save,
+            saver=saver,
             node_seconds=settings.node_seconds,
             eval_every=eval_every,
             crew=crew,
             on_step=on_step,
             on_evaluation=on_evaluation,
+            warn=warn,
         )
         controller.run(lambda finished: Host(problem, seed, directory, finished, warn))
         verdict = verify_trace(plan, read_trace(trace))
@@ -147,6 +167,7 @@ def _execute(
     return Outcome(
         plan=plan.id,
         steps=steps,
+        first=begins.step,
         seed=seed,
         workers=realisation.world,
         nodes=verdict.nodes,
@@ -167,6 +188,14 @@ def _tokens_per_second(finished: list[StepMetrics]) -> float | None:
     """Median over the steps that tell it."""
     told = [m.tokens_per_second for m in finished if m.tokens_per_second is not None]
     return median(told) if told else None
+
+
+def _resumed(plan: Plan, settings: Settings, steps: int, warn: Callable[[str], None]) -> Resumed | None:
+    """What a run goes on from, if it is to; a run that saves where it resumes from may be the first there."""
+    directory = settings.resume
+    if directory is None or (directory == settings.save and not has_snapshots(directory)):
+        return None
+    return resume(directory, plan, steps, settings.seed, warn)
 
 
 def _data_directory(plan: Plan) -> Path:

@@ -10,12 +10,13 @@ _WIDTH = 60
 
 
 class Outcome(Record, frozen=True, kw_only=True):
-    """The figures of one finished run. Times and rates of steps are medians, without evaluations in between;
+    """The figures of one finished run, from step `first` on. Times and rates of steps are medians, without evaluations in between;
     tokens are those of prompts and responses. `rewards` are the means of each step's responses, `evaluations`
     those on held-out prompts before the first step and after the last."""
 
     plan: str
     steps: int
+    first: int = 0
     seed: int
     workers: int
     nodes: int
@@ -69,6 +70,8 @@ def size(count: int) -> str:
 def render(outcome: Outcome) -> str:
     """The summary as text."""
     steps = f"{outcome.steps} step{'s' if outcome.steps != 1 else ''}"
+    if outcome.first:
+        steps = f"steps {outcome.first + 1} to {outcome.steps}"
     lines = [
         f"{steps} in {outcome.seconds:.1f} s on {outcome.workers} workers, seed {outcome.seed}",
         f"step time    measured {outcome.step_seconds:.3f} s, predicted "

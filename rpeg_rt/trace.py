@@ -3,6 +3,8 @@
     header                  plan id, steps, seed, workers and devices, software, precision
     dispatch / complete     in the order in which the controller acted
     evaluation              held-out prompts were answered while no node ran
+    stopping                the run was asked to stop at the end of a step
+    snapshot                the run's state was written between two steps
     footer                  exit code, message and counts: a trace without one was cut off
 
 One changed byte breaks the chain from its line on. The chain proves integrity, not authorship: whoever
@@ -38,7 +40,11 @@ class Event(Record, frozen=True, kw_only=True, tag_field="event", tag=str.lower)
 
 class Header(Event, frozen=True, kw_only=True):
     """What was run, where and with what. `workers` maps rank to device; `eval_every`: how many steps lie
-    between held-out evaluations (None: none but before and after)."""
+    between held-out evaluations (None: none but before and after).
+
+    A resumed run begins at step `first` with the versions `oldest`..`first` of each trained model. One that
+    may leave snapshots carries out what later steps need (`continues`), and pauses for one every `save_every`
+    steps (None: only when it is asked to stop)."""
 
     version: int
     plan: str
@@ -48,6 +54,10 @@ class Header(Event, frozen=True, kw_only=True):
     workers: dict[int, str]
     software: dict[str, str]
     eval_every: int | None = None
+    first: int = 0
+    oldest: dict[str, int] = {}
+    continues: bool = False
+    save_every: int | None = None
 
 
 class Dispatch(Event, frozen=True, kw_only=True):
@@ -113,6 +123,25 @@ class Evaluation(Event, frozen=True, kw_only=True):
     correct: float
 
 
+class Stopping(Event, frozen=True, kw_only=True):
+    """The run was asked to stop: step `step` and those after it, none of which had begun, will not begin."""
+
+    time_ns: int
+    step: int
+
+
+class Snapshot(Event, frozen=True, kw_only=True):
+    """While no node ran, after `step` steps and before any later one, the run's state was written: `versions`
+    of the weights of each trained model, `bytes` in all. `failure` says why it was not."""
+
+    step: int
+    start_ns: int
+    time_ns: int
+    versions: dict[str, tuple[int, ...]]
+    bytes: int
+    failure: str | None = None
+
+
 class Footer(Event, frozen=True, kw_only=True):
     """How the run ended."""
 
@@ -123,7 +152,7 @@ class Footer(Event, frozen=True, kw_only=True):
     completed: int
 
 
-Line = Header | Dispatch | Complete | Evaluation | Footer
+Line = Header | Dispatch | Complete | Evaluation | Stopping | Snapshot | Footer
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Line)

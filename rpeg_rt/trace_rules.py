@@ -6,7 +6,9 @@ from rpeg_rt.findings import Rules, Verdict
 from rpeg_rt.pauses import pause
 from rpeg_rt.realise import BoundNode, Realisation
 from rpeg_rt.report_rules import ReportRules
-from rpeg_rt.trace import Complete, Dispatch, Evaluation, Footer, Header, Part
+from rpeg_rt.snapshots.contents import places_of
+from rpeg_rt.snapshots.saver import boundary
+from rpeg_rt.trace import Complete, Dispatch, Evaluation, Footer, Header, Part, Snapshot, Stopping
 
 
 class TraceRules(Rules):
@@ -21,8 +23,18 @@ class TraceRules(Rules):
         self.reports = ReportRules(realisation, verdict, header.precision)
         self.reservations = realisation.reservations()
         self.dispatcher = Dispatcher(
-            realisation.executable.template, header.steps, self.reservations, realisation.generation
+            realisation.executable.template,
+            header.steps,
+            self.reservations,
+            realisation.generation,
+            first=header.first,
+            continues=header.continues,
         )
+        self.first, self.save_every = header.first, header.save_every
+        self.boundary = boundary(header.first, header.save_every, header.steps)
+        self.begun = header.first
+        self.stopping, self.saved = False, header.first
+        self.dispatcher.boundary = self.boundary
         self.in_order = True
         self.eval_every, self.steps = header.eval_every, header.steps
         self.pause: int | None = None
@@ -47,6 +59,13 @@ class TraceRules(Rules):
             self.violated("plan", f"{self.name(x)} was dispatched again at {d.time_ns} ns")
             return
         self._tick(d.time_ns, x)
+        self.begun = max(self.begun, x.step + 1)
+        if x.step >= self.boundary:
+            self.violated(
+                "order",
+                f"{self.name(x)} was dispatched at {d.time_ns} ns, before the pause after {self.boundary} "
+                "steps",
+            )
         node, bound = self.realisation.nodes[x.node], self.realisation.bound[x.node]
         planned = (node.kind, node.vertex, node.phase, bound.ranks)
         if planned != (d.kind, d.vertex, d.phase, d.workers):
@@ -163,7 +182,7 @@ class TraceRules(Rules):
 
     def evaluation(self, e: Evaluation) -> None:
         """A held-out evaluation: while nothing else ran, before the run, after it, or in a pause."""
-        due = self.pause if self.pause is not None else self.steps if self.finished else 0
+        due = self.pause if self.pause is not None else self.steps if self.finished else self.first
         if e.step != due or (self.pause is None and 0 < len(self.finished) < self.dispatcher.total):
             self.violated(
                 "order", f"held-out evaluation at {e.start_ns} ns is that after {e.step} steps, due was {due}"
@@ -175,6 +194,42 @@ class TraceRules(Rules):
             )
         self.clock = max(self.clock, e.time_ns)
         self.reports.evaluation(e)
+
+    def stop(self, e: Stopping) -> None:
+        """The run was asked to stop: at the end of the steps that had begun."""
+        self._moment("stopping", e.time_ns)
+        if self.stopping or e.step != min(self.boundary, self.begun):
+            self.violated("order", f"the run was to stop after {e.step} steps at {e.time_ns} ns")
+        self.stopping = True
+        self.boundary = self.dispatcher.boundary = e.step
+
+    def snapshot(self, e: Snapshot) -> None:
+        """A snapshot: of a state between two steps, with the versions that it must have."""
+        name = f"snapshot at {e.start_ns} ns"
+        before = sum(x.step < self.boundary for x in self.finished)
+        if e.step != self.boundary or before < self.dispatcher.instances(self.boundary):
+            self.violated(
+                "order",
+                f"{name} is that after {e.step} steps, due was {self.boundary}, before which {before} of "
+                f"{self.dispatcher.instances(self.boundary)} nodes were complete",
+            )
+        if self.running or e.time_ns < e.start_ns:
+            self.violated("exclusivity", f"{name} was not taken alone")
+        planned = {
+            m: tuple(places_of(self.realisation, m, e.step)) for m in self.realisation.problem.graph.trainable
+        }
+        if e.versions != planned:
+            self.violated("version", f"{name} has versions {e.versions}, planned: {planned}")
+        self.saved = e.step
+        self._moment(name, e.start_ns)
+        self.clock = max(self.clock, e.time_ns)
+        if not self.stopping:
+            self.boundary = self.dispatcher.boundary = boundary(e.step, self.save_every, self.steps)
+
+    def _moment(self, name: str, time_ns: int) -> None:
+        if time_ns < self.clock:
+            self.violated("time", f"{name}: {time_ns} ns stands after {self.clock} ns")
+        self.clock = max(self.clock, time_ns)
 
     def end(self, footer: Footer | None) -> None:
         """All lines have been read."""
@@ -191,6 +246,8 @@ class TraceRules(Rules):
             )
         if footer.exit_code == ExitCode.DONE and self.pause is not None:
             self.violated("plan", f"no held-out evaluation was made after {self.pause} steps")
+        if footer.exit_code == ExitCode.DONE and self.save_every is not None and self.saved < self.steps:
+            self.violated("plan", f"no snapshot was taken after {self.steps} steps")
         if footer.exit_code == ExitCode.DONE and len(self.finished) < self.dispatcher.total:
             self.violated(
                 "plan",

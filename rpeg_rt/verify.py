@@ -6,6 +6,7 @@ A violation names the nodes and times. A run that ended early is held to the sam
 from collections.abc import Iterable
 from pathlib import Path
 
+from rpeg_rt.beginning import Beginning
 from rpeg_rt.failure import FileError, VerificationError
 from rpeg_rt.findings import Verdict
 from rpeg_rt.load import BrokenPlanError, Plan, load_plan
@@ -20,6 +21,8 @@ from rpeg_rt.trace import (
     Footer,
     Header,
     Line,
+    Snapshot,
+    Stopping,
     read_trace,
 )
 from rpeg_rt.trace_rules import TraceRules
@@ -48,7 +51,7 @@ def _check(plan: Plan, events: Iterable[Line], verdict: Verdict) -> None:
     if header.plan != plan.id:
         verdict.violations.append(f"plan: the trace is of plan {header.plan}, not of {plan.id}")
         return
-    realisation = Realisation(plan.executable)
+    realisation = Realisation(plan.executable, Beginning(header.first, header.oldest))
     if header.workers != dict(enumerate(realisation.devices)):
         verdict.violations.append(
             f"binding: workers were on GPUs {header.workers}, planned: {realisation.devices}"
@@ -71,6 +74,10 @@ def _check(plan: Plan, events: Iterable[Line], verdict: Verdict) -> None:
             rules.complete(line)
         elif isinstance(line, Evaluation):
             rules.evaluation(line)
+        elif isinstance(line, Stopping):
+            rules.stop(line)
+        elif isinstance(line, Snapshot):
+            rules.snapshot(line)
         else:
             footer = line
         if len(verdict.violations) >= MOST_VIOLATIONS:

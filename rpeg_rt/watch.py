@@ -14,14 +14,21 @@ GRACE_SECONDS = 1.0
 
 
 class Watch:
-    """The events of a fleet. `doing` tells what a worker is carrying out."""
+    """The events of a fleet. `doing` tells what a worker is carrying out; `postpone` is told of a request to
+    stop, by signal, and whether it will be met later tells if the run goes on."""
 
-    def __init__(self, fleet: Fleet, blame: Blame, doing: Callable[[int], Instance | None]) -> None:
-        self._fleet, self._blame, self._doing = fleet, blame, doing
+    def __init__(
+        self,
+        fleet: Fleet,
+        blame: Blame,
+        doing: Callable[[int], Instance | None],
+        postpone: Callable[[int], bool],
+    ) -> None:
+        self._fleet, self._blame, self._doing, self._postpone = fleet, blame, doing, postpone
         self._asked: int | None = None
 
     def interrupt(self, number: int) -> None:
-        """End the run at the next look at events, as signal `number` asks; callable at any time."""
+        """Have the next look at events see that signal `number` asks the run to stop; callable at any time."""
         self._asked = number
         self._fleet.wake()
 
@@ -37,11 +44,13 @@ class Watch:
             if isinstance(event, Asked):
                 self._asked = event.number
         if self._asked is not None:
-            raise self._stopped(self._asked)
+            number, self._asked = self._asked, None
+            if not self._postpone(number):
+                raise self._stopped(number)
 
     def _stopped(self, number: int) -> RunError:
-        """What a request to stop means: the end of the run, which it meets here and nowhere else. A launcher
-        also ends all tasks when one of them dies, so that one is looked for a moment longer."""
+        """What a request to stop means: the end of the run, if it is not postponed. A launcher also
+        ends all tasks when one of them dies, so that one is looked for a moment longer."""
         deadline = time.monotonic() + GRACE_SECONDS
         while (
             number == signal.SIGTERM and self._fleet.tasks > 1 and (left := deadline - time.monotonic()) > 0

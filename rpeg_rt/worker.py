@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from ir_schema.stages import Executable
 from rpeg_rt.algorithms import Learner, make_learner
+from rpeg_rt.beginning import FRESH
 from rpeg_rt.engine.engine import Engine
 from rpeg_rt.engine.groups import LayoutGroups, make_layout
 from rpeg_rt.engine.microtasks import schedule_hash
@@ -36,6 +37,8 @@ from rpeg_rt.protocol import (
     Evaluate,
     Failed,
     Hello,
+    Keep,
+    Kept,
     Move,
     Ready,
     RowsFrame,
@@ -49,6 +52,9 @@ from rpeg_rt.protocol import (
 from rpeg_rt.realise import BoundNode, Realisation, Weights, WeightTransfer, layout_name
 from rpeg_rt.rows import Key, count, replica_ranks, to_indices
 from rpeg_rt.semantics import Generate, Score, Train
+from rpeg_rt.snapshots.directory import read_manifest
+from rpeg_rt.snapshots.engines import restore, take
+from rpeg_rt.snapshots.resuming import beginning
 from rpeg_rt.store import Rows, Store, gather
 from rpeg_rt.trace import Fused
 from rpeg_rt.weights import starting_weights, write_shards
@@ -79,7 +85,8 @@ class Worker:
     def __init__(self, rank: int, start: Start, listener: int | None) -> None:
         executable = msgspec.json.decode(start.executable, type=Executable)
         self.rank, self.start = rank, start
-        self.realisation = Realisation(executable)
+        self.snapshot = None if start.snapshot is None else read_manifest(Path(start.snapshot))
+        self.realisation = Realisation(executable, beginning(self.snapshot) if self.snapshot else FRESH)
         self.problem = executable.problem
         assert self.problem.run is not None
         self.run = self.problem.run
@@ -119,6 +126,10 @@ class Worker:
             trainable=self.run.optimizers.get(place.model, self.run.optimizer) if place.training else None,
             copies=place.copies,
         )
+        if self.snapshot is not None and place.model in self.snapshot.models:
+            assert self.start.snapshot is not None
+            restore(engine, place, self.realisation, self.snapshot, Path(self.start.snapshot))
+            return engine
         checkpoint = self.start.checkpoints.get(place.model)
         engine.load(starting_weights(spec, place.model, self.start.seed, checkpoint))
         return engine
@@ -191,6 +202,15 @@ class Worker:
             write_shards(engine.shards(), Path(request.path))
         return Saved(request.vertex, engine.version)
 
+    def keep(self, request: Keep) -> Kept:
+        """Write this worker's part of a snapshot."""
+        try:
+            files = take(self.realisation, self.engines, self.rank, request.step, Path(request.path))
+        except OSError as exc:
+            return Kept({}, {}, {}, f"{exc.strerror or exc}")
+        updates = {w.model: e.updates for w, e in self.engines.items() if w.training}
+        return Kept(files, updates, {vertex: learner.memory for vertex, learner in self.learners.items()})
+
     # Rows --------------------------------------------------------------------------------------------------
 
     def _from_host(self, frame: RowsFrame) -> Rows:
@@ -239,7 +259,7 @@ class Worker:
         self, bound: BoundNode, transfer: WeightTransfer, step: int, ledger: _Ledger
     ) -> tuple[dict[str, int], dict[str, int]]:
         """This worker's part in installing a version; returns the versions read and installed."""
-        model, version = transfer.source.model, max(0, step + transfer.version)
+        model, version = transfer.source.model, self.realisation.transferred(transfer, step)
         spec = self.problem.models[model]
         if bound.node.id not in self.routes:
             ends = [(self.realisation.ranks_of(w), w.layout) for w in (transfer.source, transfer.target)]
@@ -326,6 +346,8 @@ class Worker:
             learner = self.learners.get(vertex)
             if learner is None:
                 learner = make_learner(self.run, workload, policy=task.policy, value=task.value)
+                if self.snapshot is not None:
+                    learner.memory.update(self.snapshot.memory.get(vertex, {}))
                 self.learners[vertex] = learner
             trainings.append(Training(site, task, learner, held, self.run, workload, self.start.eos))
         schedule = self.realisation.microtasks(bound)
@@ -392,6 +414,9 @@ def main(rank: int, address: tuple[str, int], secret: str, listener: int | None)
                     return 0
                 if isinstance(frame, Evaluate):
                     channel.send(worker.evaluate(frame))
+                    continue
+                if isinstance(frame, Keep):
+                    channel.send(worker.keep(frame))
                     continue
                 if isinstance(frame, Save):
                     channel.send(worker.save(frame))

@@ -32,7 +32,6 @@ from rpeg_rt.engine.shim import (
     optimizer_construction,
 )
 
-
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What Adam keeps of each weight: running means of its gradient and of the square."""
 
@@ -184,8 +183,8 @@ class Trainer:
         return metrics
 
     def state(self) -> dict[str, list[Flat]]:
-        """This rank's part of the optimizer's state, by kind: Adam's moments, and where weights are rounded the
-        `master` weights. Filling it makes it the state."""
+        """This rank's part of the optimizer's state, by kind: Adam's moments, and where weights are rounded
+        the `master` weights. Filling it makes it the state."""
         found: dict[str, list[Flat]] = {}
         names = {id(p): name for name, p in self._model.named_parameters()}
         for parameter, shard in self._shards():

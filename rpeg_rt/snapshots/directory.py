@@ -4,7 +4,6 @@ A crash or a full disk leaves a hidden directory behind, which the next snapshot
 snapshot that was complete before.
 """
 
-import contextlib
 import hashlib
 import os
 import re
@@ -70,12 +69,19 @@ def _steps(directory: Path) -> list[int]:
 
 def refuse_others(directory: Path, resumed: Path | None) -> None:
     """Raises FileError where `directory` has snapshots of another run than the one that is `resumed`."""
-    with contextlib.suppress(OSError):
-        if directory.is_dir() and _steps(directory) and resumed != directory.resolve():
-            raise FileError(
-                f"{directory} has snapshots of a run already; go on with it by --resume {directory}, give --save "
-                "another directory, or remove them"
-            )
+    if has_snapshots(directory) and resumed != directory.resolve():
+        raise FileError(
+            f"{directory} has snapshots of a run already; go on with it by --resume {directory}, give --save "
+            "another directory, or remove them"
+        )
+
+
+def has_snapshots(directory: Path) -> bool:
+    """Whether a directory has snapshots, whole or not; one that is not there has none."""
+    try:
+        return directory.is_dir() and bool(_steps(directory))
+    except OSError as exc:
+        raise FileError(f"cannot read {directory}: {exc.strerror}") from exc
 
 
 def newest(directory: Path, warn: Callable[[str], None]) -> tuple[Path, Manifest]:
@@ -116,7 +122,9 @@ def _checked(place: Path, step: int) -> Manifest:
     if manifest.step != step:
         raise FileError(f"the snapshot {place} is damaged: {MANIFEST} speaks of step {manifest.step}")
     with ThreadPoolExecutor() as pool:
-        wrong = [text for text in pool.map(lambda f: _wrong(place / f[0], f[1]), manifest.files.items()) if text]
+        wrong = [
+            text for text in pool.map(lambda f: _wrong(place / f[0], f[1]), manifest.files.items()) if text
+        ]
     if wrong:
         raise FileError(f"the snapshot {place} is damaged: {wrong[0]}")
     return manifest

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rpeg_rt.engine.engine import Engine, Shard
+from rpeg_rt.engine.engine import Engine, Shard, VersionError
 from rpeg_rt.realise import Realisation, Weights
 from rpeg_rt.snapshots.contents import places_of, trainer_of, written_by
 from rpeg_rt.snapshots.manifest import Manifest, Piece
@@ -15,7 +15,7 @@ def take(
 ) -> dict[str, Piece]:
     """Write what worker `rank` has to write after `step` steps, one file for each model; the files by name.
 
-    Raises OSError.
+    Raises OSError, and VersionError where an engine has not what lies between two steps.
     """
     files = {}
     for model in realisation.problem.graph.trainable:
@@ -33,6 +33,8 @@ def _pieces(
     for version, place in places_of(realisation, model, step).items():
         if place not in engines:
             continue
+        if version not in engines[place].versions:
+            raise VersionError(f"a snapshot needs version {version}, held are {engines[place].versions}")
         mine = written_by(rank, spec, realisation.ranks_of(place), place.layout)
         for shard in engines[place].shards(version):
             if shard.slices in mine.get(shard.name, ()):
@@ -48,7 +50,9 @@ def restore(engine: Engine, place: Weights, realisation: Realisation, manifest: 
 
     Raises FileError where the snapshot has not all of it.
     """
-    files = sorted(name for name in manifest.files if name.rpartition(".")[0].rpartition(".")[0] == place.model)
+    files = sorted(
+        name for name in manifest.files if name.rpartition(".")[0].rpartition(".")[0] == place.model
+    )
     pieces = Pieces(at / name for name in files)
     for version in realisation.first_versions(place):
         engine.load(pieces.canonical(weights_of(version)), version)

@@ -19,17 +19,17 @@ class Piece(Record, frozen=True, kw_only=True):
 
 
 class Trained(Record, frozen=True, kw_only=True):
-    """What there is of one model: `versions` of its weights, ascending, the newest with the state after
-    `updates` optimizer steps; `memory` is what its algorithm remembers, by training vertex."""
+    """What there is of one model: `versions` of its weights, ascending, the newest with the state of its
+    optimizer after `updates` steps."""
 
     versions: tuple[int, ...]
     updates: int
-    memory: dict[str, dict[str, float]]
 
 
 class Manifest(Record, frozen=True, kw_only=True):
     """A snapshot after `step` RL steps of a run of plan `plan` with `seed`. `settings` are those of the run,
-    to compare with the settings of the run that goes on."""
+    to compare with the settings of the run that goes on; `memory` is what algorithms remember, by training
+    vertex."""
 
     version: int
     step: int
@@ -37,6 +37,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     seed: int
     settings: dict[str, Any]
     models: dict[str, Trained]
+    memory: dict[str, dict[str, float]]
     files: dict[str, Piece]
 
 

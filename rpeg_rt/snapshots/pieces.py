@@ -45,7 +45,7 @@ def write_pieces(path: Path, pieces: Iterable[tuple[str, Shard]]) -> Piece:
         write(header(types))
         for tensor in named.values():
             values = tensor.detach().cpu().contiguous()
-            write(memoryview(values.view(-1).view(torch.uint8).numpy()))
+            write(values.view(-1).view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
     return Piece(bytes=size, sha256=digest.hexdigest())
