@@ -57,11 +57,14 @@ def chained_templates(draw):
 class Naive:
     """Every instance of the run at once, and the rules of dispatch written out one by one."""
 
-    def __init__(self, nodes, reservations, steps):
+    def __init__(self, nodes, reservations, steps, first, continues):
         self.nodes = {n.id: n for n in nodes}
         self.reservations = reservations
         self.all = {
-            (n.id, k) for n in nodes for k in range(steps) if k >= n.first_step and k + n.lookahead < steps
+            (n.id, k)
+            for n in nodes
+            for k in range(max(first, n.first_step), steps)
+            if continues or k + n.lookahead < steps
         }
         self.done, self.running = set(), set()
         order = topological_order(nodes)
@@ -106,12 +109,18 @@ class Naive:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.one_of(templates(), chained_templates()), st.integers(1, 7), st.integers(0, 2**32))
-def test_it_starts_what_the_naive_simulation_starts(template, steps, seed):
+@given(
+    st.one_of(templates(), chained_templates()),
+    st.integers(1, 7),
+    st.integers(0, 2**32),
+    st.integers(0, 4),
+    st.booleans(),
+)
+def test_it_starts_what_the_naive_simulation_starts(template, steps, seed, first, continues):
     nodes, reservations = template
     dice = random.Random(seed)
-    fast = Dispatcher(nodes, steps, reservations, frozenset({"generation"}))
-    slow = Naive(nodes, reservations, steps)
+    fast = Dispatcher(nodes, steps, reservations, frozenset({"generation"}), first=first, continues=continues)
+    slow = Naive(nodes, reservations, steps, first, continues)
     running = []
     while True:
         while (x := slow.next()) is not None:
@@ -127,6 +136,25 @@ def test_it_starts_what_the_naive_simulation_starts(template, steps, seed):
     assert fast.completed == len(slow.done)
     assert fast.total == len(slow.all)
     assert fast.finished == (slow.done == slow.all)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(templates(), chained_templates()), st.integers(1, 6), st.integers(0, 2**32))
+def test_before_a_boundary_everything_can_be_completed_and_nothing_after_it_begins(template, boundary, seed):
+    nodes, reservations = template
+    dice = random.Random(seed)
+    dispatcher = Dispatcher(nodes, boundary + 2, reservations, frozenset({"generation"}))
+    dispatcher.boundary = boundary
+    running, done = [], set()
+    while not dispatcher.drained:
+        while (x := dispatcher.next()) is not None:
+            running.append(x)
+        done.add(x := running.pop(dice.randrange(len(running))))
+        dispatcher.complete(x)
+    wanted = {(n.id, k) for n in nodes for k in range(boundary) if dispatcher.exists(n.id, k)}
+    assert done == wanted and dispatcher.next() is None and dispatcher.begun <= boundary
+    dispatcher.boundary = boundary + 2
+    assert dispatcher.finished or dispatcher.startable() is not None
 
 
 PLANS = {
