@@ -334,15 +334,17 @@ def _progress(quiet: bool) -> Callable[["StepMetrics", int], None]:
     """Tells standard error about the run: one live line on a terminal, else a line now and then."""
     live = sys.stderr.isatty()
     interval, last = (0.5, 0.0) if live else (10.0, 0.0)
+    first: int | None = None
 
     def tell(metrics: "StepMetrics", steps: int) -> None:
-        nonlocal last
+        nonlocal last, first
+        first = metrics.step if first is None else first
         now, done = time.monotonic(), metrics.step + 1
         if quiet or (now - last < interval and done < steps):
             return
         last = now
         seconds, reward = metrics.time_s, metrics.reward
-        line = f"step {done}/{steps}  {seconds:.1f} s, {seconds / done * (steps - done):.0f} s left"
+        line = f"step {done}/{steps}  {seconds:.1f} s, {seconds / (done - first) * (steps - done):.0f} s left"
         line += "" if reward is None else f"  reward {reward:.3f}"
         click.echo(f"\r{line}\x1b[K" if live else line, err=True, nl=not live or done == steps)
 

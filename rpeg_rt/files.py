@@ -2,7 +2,9 @@
 
 import os
 import tempfile
+from collections.abc import Callable
 from io import FileIO
+from itertools import takewhile
 from pathlib import Path
 
 from rpeg_rt.failure import FileError
@@ -34,13 +36,17 @@ def make_directory(path: Path) -> None:
 class LineFile:
     """A new file of lines: each is on its way to the disk when `write` returns.
 
-    `what` names it in the FileError that is raised where it cannot be created or written.
+    `what` names it in the FileError that is raised where it cannot be created or written. It takes the place
+    of an earlier one, of which those of the first lines stay that are to be kept, if any.
     """
 
-    def __init__(self, path: Path, what: str) -> None:
+    def __init__(self, path: Path, what: str, keep: Callable[[bytes], bool] | None = None) -> None:
         self.path, self._what = path, what
         try:
-            self._file: FileIO = path.open("wb", buffering=0)
+            if keep is not None and path.exists():
+                lines = path.read_bytes().splitlines(keepends=True)
+                write_atomically(path, b"".join(takewhile(keep, lines)))
+            self._file: FileIO = path.open("wb" if keep is None else "ab", buffering=0)
         except OSError as exc:
             raise self._error(exc) from exc
 

@@ -6,6 +6,7 @@ nodes are read off the events of the trace as they are written, so the two can n
 
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from rpeg_rt.failure import FileError
 from rpeg_rt.files import LineFile
 from rpeg_rt.progress import StepReport
 from rpeg_rt.realise import Realisation
-from rpeg_rt.trace import Complete, Dispatch, Evaluation, Event
+from rpeg_rt.trace import Complete, Dispatch, Evaluation, Event, Snapshot
 
 HOST = "host"
 
@@ -25,7 +26,7 @@ class StepMetrics(Record, frozen=True, kw_only=True):
     """One RL step.
 
     `time_s` is when its last Op was complete, since the start of the run; `seconds` the time since the
-    previous step's, without evaluations in between. `tokens` are those of its prompts and responses (None
+    previous step's, without evaluations and snapshots in between. `tokens` are those of its prompts and responses (None
     where no training tells their lengths), `tokens_per_second` them by `seconds`. `staleness`: by trained
     model, by how many versions the oldest weights that served the step were behind those that it trained.
     `busy_s` are the seconds of all workers in nodes completed since the previous step, by what they do:
@@ -73,7 +74,7 @@ class Meter:
         """Take note of an event of the trace, before the step that it completes is `finished`."""
         if isinstance(event, Dispatch) and self._end_ns is None:
             self._end_ns = event.time_ns
-        elif isinstance(event, Evaluation) and self._end_ns is not None:
+        elif isinstance(event, Evaluation | Snapshot) and self._end_ns is not None:
             self._paused_ns += event.time_ns - event.start_ns
         elif isinstance(event, Complete):
             parts = [*event.parts.values(), *([] if event.host is None else [event.host])]
@@ -135,11 +136,34 @@ def _told(event: Evaluation) -> dict[str, int | float]:
     return {"step": event.step, "prompts": event.prompts, "reward": event.reward, "correct": event.correct}
 
 
-class JsonLines:
-    """A new file with one JSON line per step (`StepMetrics`) and per evaluation. Raises FileError."""
+def _is_earlier(first: int, line: bytes) -> bool:
+    """Whether a line was written before step `first`."""
+    try:
+        told = msgspec.json.decode(line, type=_Line)
+    except msgspec.DecodeError:
+        return False
+    return told.step < first if told.evaluation is None else told.evaluation.step <= first
 
-    def __init__(self, path: Path) -> None:
-        self._file = LineFile(path, "metrics")
+
+class _Evaluated(msgspec.Struct):
+    step: int
+
+
+class _Line(msgspec.Struct):
+    """As much of a line as tells of when it is."""
+
+    step: int = 0
+    evaluation: _Evaluated | None = None
+
+
+class JsonLines:
+    """A file with one JSON line per step (`StepMetrics`) and per evaluation. Raises FileError.
+
+    It is new, but for a run that is resumed at step `first`: the lines of earlier steps stay.
+    """
+
+    def __init__(self, path: Path, first: int = 0) -> None:
+        self._file = LineFile(path, "metrics", partial(_is_earlier, first) if first else None)
 
     def step(self, metrics: StepMetrics) -> None:
         """Append a step. Raises FileError."""
@@ -156,12 +180,13 @@ class JsonLines:
 
 
 class TensorBoard:
-    """An event file of TensorBoard in a directory; the x-axis is the step.
+    """An event file of TensorBoard in a directory; the x-axis is the step. A run that is resumed at step `first`
+    takes the place of what is there from then on.
 
     Raises FileError without the package `tensorboard` or where the directory cannot be written.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, first: int = 0) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ModuleNotFoundError as exc:
@@ -170,7 +195,7 @@ class TensorBoard:
                 "--metrics write JSON lines"
             ) from exc
         try:
-            self._writer = SummaryWriter(str(directory))
+            self._writer = SummaryWriter(str(directory), purge_step=first or None)
         except OSError as exc:
             raise FileError(f"cannot write to the directory {directory}: {exc.strerror or exc}") from exc
 

@@ -113,7 +113,7 @@ def _execute(
         sinks: list[Sink] = []
         for destination, kind in ((settings.metrics, JsonLines), (settings.tensorboard, TensorBoard)):
             if destination is not None:
-                sinks.append(kind(destination))
+                sinks.append(kind(destination, begins.step))
                 stack.callback(sinks[-1].close)
         if fleet is None:
             crew = local_crew(local_fleet(realisation.world, plan.id), realisation.world)
@@ -137,11 +137,9 @@ def _execute(
             for sink in sinks:
                 sink.evaluation(event)
 
-        saver = (
-            None
-            if settings.save is None
-            else Saver(realisation, plan.id, seed, settings.save, settings.save_every, settings.keep)
-        )
+        saver = None
+        if settings.save is not None:
+            saver = Saver(realisation, plan.id, seed, settings.save, settings.save_every, settings.keep)
         controller = Controller(
             plan,
             realisation,

@@ -10,9 +10,9 @@ _WIDTH = 60
 
 
 class Outcome(Record, frozen=True, kw_only=True):
-    """The figures of one finished run, from step `first` on. Times and rates of steps are medians, without evaluations in between;
-    tokens are those of prompts and responses. `rewards` are the means of each step's responses, `evaluations`
-    those on held-out prompts before the first step and after the last."""
+    """The figures of one finished run, from step `first` on. Times and rates of steps are medians, without
+    evaluations in between; tokens are those of prompts and responses. `rewards` are the means of each step's
+    responses, `evaluations` those on held-out prompts before the first step and after the last."""
 
     plan: str
     steps: int

@@ -8,7 +8,6 @@ import json
 import os
 import random
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +45,10 @@ OTHER = colocated(
 )
 
 
+def no_progress(*_: object) -> None:
+    """Nobody looks."""
+
+
 def weights(directory: Path, models: tuple[str, ...]) -> Weights:
     return {m: load_file(directory / m / "model.safetensors") for m in models}
 
@@ -72,7 +75,7 @@ class Story:
     def resumed(self, to: Path, plan: Path | None = None, **settings: object) -> Weights:
         path = self.plan if plan is None else plan
         given = Settings(save=to, resume=self.stopped, trace=to.with_suffix(".trace"), **settings)  # type: ignore[arg-type]
-        outcome = execute(path, given, lambda *_: None)
+        outcome = execute(path, given, no_progress)
         assert outcome.first == newest(self.stopped, pytest.fail)[1].step > 0
         assert not verify_file(to.with_suffix(".trace"), path).violations
         return weights(to, ("actor", "critic"))
@@ -82,7 +85,7 @@ class Story:
 def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     base = tmp_path_factory.mktemp("story")
     made = Story(write_plan(base, executable(MADE, PLAN)), base / "whole", base / "stopped")
-    execute(made.plan, Settings(save=made.whole, metrics=base / "whole.jsonl"), lambda *_: None)
+    execute(made.plan, Settings(save=made.whole, metrics=base / "whole.jsonl"), no_progress)
     stop = Settings(save=made.stopped, metrics=base / "stopped.jsonl", trace=base / "stopped.trace")
     with pytest.raises(InterruptedRunError, match=r"SIGTERM after step \d of 4; go on with --resume"):
         execute(made.plan, stop, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
@@ -116,7 +119,7 @@ def test_it_goes_on_with_other_staleness(story: Story, tmp_path: Path) -> None:
     found = story.resumed(tmp_path / "resumed", fresh, save_every=3)
     assert farthest(found, weights(story.whole, ("actor", "critic"))) > 0
     again = Settings(save=tmp_path / "again", resume=tmp_path / "resumed", steps=STEPS + 2)
-    assert execute(story.plan, again, lambda *_: None).first == STEPS
+    assert execute(story.plan, again, no_progress).first == STEPS
 
 
 def test_the_trace_of_a_stopped_run_verifies_and_tampering_is_caught(story: Story) -> None:
@@ -148,7 +151,7 @@ def test_the_trace_of_a_stopped_run_verifies_and_tampering_is_caught(story: Stor
             changed(0, replace(header, oldest={"actor": 1})),
         ],
         "plan": [changed(0, replace(header, first=2))],
-        "exclusivity": [[*lines[:last], taken, *lines[last:]]],
+        "exclusivity": [[*lines[: last + 1], taken, *lines[last + 1 :]]],
     }
     for rule, cases in tampered.items():
         for case in cases:
@@ -204,15 +207,16 @@ def compiled(directory: Path, case: str, seed: int) -> tuple[Path, Problem]:
 @pytest.mark.parametrize("case", [*PRESETS, "fused 0", "fused 1", "fused 2", "apart 0", "apart 1", "apart 2"])
 def test_any_algorithm_and_plan_resumes_to_the_same_bits(case: str, seed: int, tmp_path: Path) -> None:
     path, made = compiled(tmp_path / "one", case, seed)
-    ignore: Callable[..., None] = lambda *_: None
-    execute(path, Settings(steps=5, save=tmp_path / "whole"), ignore)
-    execute(path, Settings(steps=3, save=tmp_path / "first", save_every=2), ignore)
-    execute(path, Settings(steps=4, save=tmp_path / "more", resume=tmp_path / "first", save_every=4), ignore)
+    execute(path, Settings(steps=5, save=tmp_path / "whole"), no_progress)
+    execute(path, Settings(steps=3, save=tmp_path / "first", save_every=2), no_progress)
+    execute(
+        path, Settings(steps=4, save=tmp_path / "more", resume=tmp_path / "first", save_every=4), no_progress
+    )
     trained_models = made.graph.trainable
     if seed == 1:  # also from before the last
         place_of(tmp_path / "first", 3).rename(tmp_path / "away")
-    execute(path, Settings(steps=5, save=tmp_path / "last", resume=tmp_path / "first"), ignore)
-    execute(path, Settings(steps=5, save=tmp_path / "third", resume=tmp_path / "more"), ignore)
+    execute(path, Settings(steps=5, save=tmp_path / "last", resume=tmp_path / "first"), no_progress)
+    execute(path, Settings(steps=5, save=tmp_path / "third", resume=tmp_path / "more"), no_progress)
     whole = weights(tmp_path / "whole", trained_models)
     assert same(weights(tmp_path / "last", trained_models), whole)
     assert same(weights(tmp_path / "third", trained_models), whole)
