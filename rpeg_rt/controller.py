@@ -42,7 +42,6 @@ from rpeg_rt.trace import (
     Footer,
     Header,
     Part,
-    Snapshot,
     Stopping,
     TraceWriter,
     software_versions,
@@ -368,7 +367,7 @@ class Controller:
         step = self.dispatcher.boundary
         failure = self._take_snapshot(self._saver)
         if self._stopping is not None:
-            then = f"{failure}" if failure is not None else f"go on with --resume {self._saver.directory}"
+            then = failure or f"go on with --resume {self._saver.directory}"
             raise InterruptedRunError(self._stopping, f" after step {step} of {self.steps}; {then}")
         if failure is not None:
             self._warn(f"{failure}; the run goes on, and the snapshots before are still there")
@@ -376,21 +375,13 @@ class Controller:
 
     def _take_snapshot(self, saver: Saver) -> str | None:
         """Leave a snapshot at the boundary; what is to be said if that fails."""
-        step, started = self.dispatcher.boundary, self._now()
-        taken = saver.take(step, self._ask)
-        self.trace.write(
-            Snapshot(
-                step=step,
-                start_ns=started,
-                time_ns=self._now(),
-                versions=taken.versions,
-                bytes=taken.bytes,
-                failure=taken.failure,
-            )
-        )
-        if taken.failure is None:
+        event = saver.take(self.dispatcher.boundary, self._ask, self._now)
+        self.trace.write(event)
+        if event.failure is None:
             return None
-        return f"the snapshot after step {step} could not be written to {saver.directory}: {taken.failure}"
+        return (
+            f"the snapshot after step {event.step} could not be written to {saver.directory}: {event.failure}"
+        )
 
     def _save_weights(self, directory: Path) -> None:
         """The newest weights of every trained model, each as a checkpoint of its own."""

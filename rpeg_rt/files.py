@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import FileIO
 from itertools import takewhile
 from pathlib import Path
@@ -45,7 +45,8 @@ class LineFile:
         try:
             if keep is not None and path.exists():
                 lines = path.read_bytes().splitlines(keepends=True)
-                write_atomically(path, b"".join(takewhile(keep, lines)))
+                kept: Iterator[bytes] = takewhile(keep, lines)
+                write_atomically(path, b"".join(kept))
             self._file: FileIO = path.open("wb" if keep is None else "ab", buffering=0)
         except OSError as exc:
             raise self._error(exc) from exc

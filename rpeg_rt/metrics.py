@@ -26,9 +26,10 @@ class StepMetrics(Record, frozen=True, kw_only=True):
     """One RL step.
 
     `time_s` is when its last Op was complete, since the start of the run; `seconds` the time since the
-    previous step's, without evaluations and snapshots in between. `tokens` are those of its prompts and responses (None
-    where no training tells their lengths), `tokens_per_second` them by `seconds`. `staleness`: by trained
-    model, by how many versions the oldest weights that served the step were behind those that it trained.
+    previous step's, without evaluations and snapshots in between. `tokens` are those of its prompts and
+    responses (None where no training tells their lengths), `tokens_per_second` them by `seconds`.
+    `staleness`: by trained model, by how many versions the oldest weights that served the step were behind
+    those that it trained.
     `busy_s` are the seconds of all workers in nodes completed since the previous step, by what they do:
     a role, Comm or Reshard, and `host`, whose seconds are the host's. `vertices` are the figures of the
     training vertices.
@@ -180,8 +181,8 @@ class JsonLines:
 
 
 class TensorBoard:
-    """An event file of TensorBoard in a directory; the x-axis is the step. A run that is resumed at step `first`
-    takes the place of what is there from then on.
+    """An event file of TensorBoard in a directory; the x-axis is the step. A run that is resumed at step
+    `first` takes the place of what is there from then on.
 
     Raises FileError without the package `tensorboard` or where the directory cannot be written.
     """

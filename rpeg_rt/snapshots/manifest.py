@@ -42,11 +42,12 @@ class Manifest(Record, frozen=True, kw_only=True):
 
 
 def settings(problem: Problem) -> dict[str, Any]:
-    """What decides what a run computes: plain values by section."""
-    return {
-        "run": msgspec.to_builtins(problem.run),
-        "workload": msgspec.to_builtins(problem.workload),
-        "models": msgspec.to_builtins(problem.models),
-        "trainable": list(problem.graph.trainable),
+    """What decides what a run computes: values by section, as JSON has them."""
+    found = {
+        "run": problem.run,
+        "workload": problem.workload,
+        "models": problem.models,
+        "trainable": problem.graph.trainable,
         "trainings": {v.name: v.model for v in problem.graph.vertices if v.role == "training"},
     }
+    return msgspec.json.decode(msgspec.json.encode(found), type=dict[str, Any])

@@ -10,6 +10,7 @@ from rpeg_rt.realise import Realisation
 from rpeg_rt.snapshots.contents import places_of
 from rpeg_rt.snapshots.directory import begin, finish
 from rpeg_rt.snapshots.manifest import VERSION, Manifest, Trained, settings
+from rpeg_rt.trace import Snapshot
 
 Ask = Callable[[Mapping[int, Keep]], Mapping[int, Frame]]
 """Puts a question to workers; their answers by rank."""
@@ -18,15 +19,6 @@ Ask = Callable[[Mapping[int, Keep]], Mapping[int, Frame]]
 def boundary(after: int, every: int | None, steps: int) -> int:
     """The step before which a run pauses next: the next multiple of `every`, or the end of its `steps`."""
     return steps if every is None else min(steps, (after // every + 1) * every)
-
-
-@dataclass(frozen=True)
-class Taken:
-    """What became of a snapshot: the versions of each trained model, and bytes, or a `failure`."""
-
-    versions: dict[str, tuple[int, ...]]
-    bytes: int
-    failure: str | None
 
 
 @dataclass(frozen=True)
@@ -41,26 +33,29 @@ class Saver:
     every: int | None
     keep: int
 
-    def take(self, step: int, ask: Ask) -> Taken:
+    def take(self, step: int, ask: Ask, now: Callable[[], int]) -> Snapshot:
         """Leave a snapshot after `step` steps, none of whose nodes is left and no later one of which has
-        begun. Where it cannot be written, the older ones are still there."""
+        begun; what became of it. Where it cannot be written, the older ones are still there."""
+        started, size = now(), 0
         models = self.realisation.problem.graph.trainable
         versions = {m: tuple(places_of(self.realisation, m, step)) for m in models}
         part: Path | None = None
         try:
             part = begin(self.directory, step)
-            requests = dict.fromkeys(range(self.realisation.world), Keep(step, str(part)))
+            requests = dict.fromkeys(range(self.realisation.world), Keep(step, str(part.resolve())))
             parts = [a for a in ask(requests).values() if isinstance(a, Kept)]
             failure = next((p.failure for p in parts if p.failure is not None), None)
             if failure is None:
                 manifest = self._manifest(step, versions, parts)
                 finish(part, manifest, self.keep)
-                return Taken(versions, sum(f.bytes for f in manifest.files.values()), None)
+                size = sum(f.bytes for f in manifest.files.values())
         except OSError as exc:
             failure = exc.strerror or str(exc)
-        if part is not None:
+        if failure is not None and part is not None:
             shutil.rmtree(part, ignore_errors=True)
-        return Taken(versions, 0, failure)
+        return Snapshot(
+            step=step, start_ns=started, time_ns=now(), versions=versions, bytes=size, failure=failure
+        )
 
     def _manifest(self, step: int, versions: dict[str, tuple[int, ...]], parts: list[Kept]) -> Manifest:
         updates = {model: count for p in parts for model, count in p.updates.items()}

@@ -157,15 +157,18 @@ def answers(failure: str | None) -> Callable[[Mapping[int, Keep]], Mapping[int, 
 
 
 def test_a_snapshot_that_fails_leaves_the_one_before_and_no_rest(tmp_path: Path) -> None:
-    assert saver(tmp_path).take(1, answers(None)).failure is None
-    taken = saver(tmp_path).take(2, answers("No space left on device"))
+    assert saver(tmp_path).take(1, answers(None), time.monotonic_ns).failure is None
+    taken = saver(tmp_path).take(2, answers("No space left on device"), time.monotonic_ns)
     assert taken.failure == "No space left on device"
     assert taken.versions == {"actor": (2,), "critic": (2,)}
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
     _, manifest = newest(tmp_path, pytest.fail)
     assert manifest.memory == {"actor_train": {"x": 0.1}}
     assert sorted(manifest.files) == ["0", "1"]
-    assert saver(tmp_path / "absent").take(1, answers(None)).failure == "No such file or directory"
+    assert (
+        saver(tmp_path / "absent").take(1, answers(None), time.monotonic_ns).failure
+        == "No such file or directory"
+    )
 
 
 def test_boundaries() -> None:

@@ -1,6 +1,7 @@
 """The pieces that a layout's workers write make up every slice that another layout's workers read."""
 
 import itertools
+import random
 import resource
 from pathlib import Path
 
@@ -61,7 +62,9 @@ def local_parameters(
 
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from([SPEC, TIED]), st.sampled_from(LAYOUTS), st.integers(1, 5), st.randoms())
-def test_flat_ranges_are_taken_apart_into_slices_without_loss(spec, layout, replicas, dice):
+def test_flat_ranges_are_taken_apart_into_slices_without_loss(
+    spec: ModelSpec, layout: tuple[int, int], replicas: int, dice: random.Random
+) -> None:
     """The optimizer's ranges of every rank, cut anywhere: each slice has its canonical values, all together
     have every number, and what is written into their views arrives in the range."""
     pipeline, tensor = layout

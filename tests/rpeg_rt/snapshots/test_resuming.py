@@ -23,7 +23,7 @@ def snapshot(of: Problem, step: int = 5, versions: tuple[int, ...] = (5,)) -> Ma
         step=step,
         plan="p",
         seed=0,
-        settings=msgspec.json.decode(msgspec.json.encode(settings(of))),
+        settings=settings(of),
         models={m: Trained(versions=versions, updates=step) for m in of.graph.trainable},
         memory={},
         files={},

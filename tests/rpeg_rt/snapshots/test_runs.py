@@ -165,6 +165,7 @@ def test_what_cannot_go_on_is_refused_with_its_exit_code(
         code = main([str(a) for a in arguments])
         return code, capsys.readouterr().err
 
+    assert MADE.run is not None
     resume = ("--resume", story.stopped)
     other = write_plan(
         tmp_path,
@@ -193,7 +194,8 @@ def compiled(directory: Path, case: str, seed: int) -> tuple[Path, Problem]:
         plan = random_plan(dice, made)
     else:
         fused = case.startswith("fused")
-        made = problem(fuse=fused, staleness=int(case[-1]), quantiles=((0.5, 4), (1.0, 8)))
+        run = {"precision": "bfloat16" if case.startswith("bfloat16") else "float32"}
+        made = problem(fuse=fused, staleness=int(case[-1]), quantiles=((0.5, 4), (1.0, 8)), run=run)
         plan = colocated(dp=2) | (
             trained("0-1", pp=2, mb=(2, 2)) if fused else {"critic_train": place("2-3", dp=2)}
         )
@@ -204,7 +206,9 @@ def compiled(directory: Path, case: str, seed: int) -> tuple[Path, Problem]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("case", [*PRESETS, "fused 0", "fused 1", "fused 2", "apart 0", "apart 1", "apart 2"])
+@pytest.mark.parametrize(
+    "case", [*PRESETS, "bfloat16 1", "fused 0", "fused 1", "fused 2", "apart 0", "apart 1", "apart 2"]
+)
 def test_any_algorithm_and_plan_resumes_to_the_same_bits(case: str, seed: int, tmp_path: Path) -> None:
     path, made = compiled(tmp_path / "one", case, seed)
     execute(path, Settings(steps=5, save=tmp_path / "whole"), no_progress)
