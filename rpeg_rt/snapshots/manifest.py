@@ -42,12 +42,19 @@ class Manifest(Record, frozen=True, kw_only=True):
 
 
 def settings(problem: Problem) -> dict[str, Any]:
-    """What decides what a run computes: values by section, as JSON has them."""
-    found = {
-        "run": problem.run,
-        "workload": problem.workload,
-        "models": problem.models,
-        "trainable": problem.graph.trainable,
+    """What decides what a run computes: values by section, as JSON has them, defaults included."""
+    return {
+        "run": _plain(problem.run),
+        "workload": _plain(problem.workload),
+        "models": _plain(problem.models),
+        "trainable": list(problem.graph.trainable),
         "trainings": {v.name: v.model for v in problem.graph.vertices if v.role == "training"},
     }
-    return msgspec.json.decode(msgspec.json.encode(found), type=dict[str, Any])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, dict):
+        return {key: _plain(x) for key, x in value.items()}
+    return [_plain(x) for x in value] if isinstance(value, tuple | list) else value

@@ -43,8 +43,8 @@ def wider() -> Problem:
 @pytest.mark.parametrize(
     ("now", "refused"),
     [
-        (changed("run", algorithm="grpo"), "`run.algorithm` was None and is grpo"),
-        (changed("run", precision="float32"), "`run.precision` was float64 and is None"),
+        (changed("run", algorithm="grpo"), "`run.algorithm` was ppo and is grpo"),
+        (changed("run", precision="float32"), "`run.precision` was float64 and is float32"),
         (changed("workload", prompts=8), "`workload.prompts` was 4 and is 8"),
         (wider(), "`models.actor.ffn` was 32 and is 64"),
     ],

@@ -175,7 +175,7 @@ def test_what_cannot_go_on_is_refused_with_its_exit_code(
         ),
     )
     code, said = fails(other, *resume)
-    assert (code, "`run.algorithm` was None and is grpo" in said) == (3, True)
+    assert (code, "`run.algorithm` was ppo and is grpo" in said) == (3, True)
     code, said = fails(story.plan, *resume, "--steps", 1)
     assert (code, "give --steps more" in said) == (2, True)
     code, said = fails(story.plan, "--save", story.stopped)
