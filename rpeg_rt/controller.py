@@ -395,8 +395,8 @@ class Controller:
                     self._ask({r: Save(vertex, str(part)) for r in self.realisation.ranks(place.allocation)})
 
     def _postpone(self, number: int) -> bool:
-        """Whether a request to stop is met after the steps that have begun, where snapshots are left. A launcher's
-        request comes from every task; Ctrl-C is not patient twice."""
+        """Whether a request to stop is met after the steps that have begun: where snapshots are left. A
+        launcher's request comes from every task; Ctrl-C is not patient twice."""
         underway = self.dispatcher.begun > self._first and not self.finished_ns
         if self._saver is None or not underway or (self._stopping is not None and number == signal.SIGINT):
             return False

@@ -28,7 +28,7 @@ class Watch:
         self._asked: int | None = None
 
     def interrupt(self, number: int) -> None:
-        """Have the next look at events see that signal `number` asks the run to stop; callable at any time."""
+        """Signal `number` asks the run to stop: have the next look at events see it; callable at any time."""
         self._asked = number
         self._fleet.wake()
 
