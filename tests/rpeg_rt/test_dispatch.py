@@ -152,7 +152,9 @@ def test_before_a_boundary_everything_can_be_completed_and_nothing_after_it_begi
         done.add(x := running.pop(dice.randrange(len(running))))
         dispatcher.complete(x)
     wanted = {(n.id, k) for n in nodes for k in range(boundary) if dispatcher.exists(n.id, k)}
-    assert done == wanted and dispatcher.next() is None and dispatcher.begun <= boundary
+    assert done == wanted
+    assert dispatcher.next() is None
+    assert dispatcher.begun <= boundary
     dispatcher.boundary = boundary + 2
     assert dispatcher.finished or dispatcher.startable() is not None
 
