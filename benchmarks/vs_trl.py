@@ -1,9 +1,9 @@
 """GRPO of one tiny model by this runtime and by TRL's trainer, side by side, on one CPU thread each.
 
-Both have the same architecture (random weights), batch, lengths, sampling, KL coefficient, optimizer and
-precision, and end responses at the same token. One worker is set against one process. `rpeg-rt` recomputes
-activations in the backward pass, as plans assume; TRL is run both ways. Runs of the systems alternate, so
-that what else the machine does falls on all alike.
+Both start from one checkpoint of random weights and have the same batch, lengths, sampling, KL coefficient,
+optimizer and precision, and end responses at the same token. One worker is set against one process.
+`rpeg-rt` recomputes activations in the backward pass, as plans assume; TRL is run both ways. Runs of the
+systems alternate, so that what else the machine does falls on all alike.
 
 Per step, as medians over the steps of all rounds but the first two of each run: wall time, that in generation
 and the rest, CPU time (of all processes of a system; on a busy machine the figure to trust), and tokens of
@@ -88,16 +88,13 @@ def texts() -> list[str]:
 
 def problem(steps: int) -> str:
     """The problem file of this runtime's part."""
-
-    def settings(some: dict[str, int]) -> str:
-        return ", ".join(f"{name} = {value}" for name, value in some.items())
-
-    model = f'arch = "tiny-small", {settings(MODEL)}, checkpoint = "random:start"'
+    workload = ", ".join(f"{name} = {value}" for name, value in WORKLOAD.items())
+    model = 'arch = "start/config.json", checkpoint = "start"'
     return f"""rpeg 1
 
 graph vs_trl {{
   cluster {{ hardware = "cpu-2core", racks = 1, nodes = 1, gpus = 1 }}
-  workload {{ {settings(WORKLOAD)} }}
+  workload {{ {workload} }}
   model actor : lm {{ {model}, trainable = true }}
   model reference : lm {{ {model} }}
   verifier letters {{ callable = "letters:verify", seconds_per_response = 1e-6 }}
@@ -155,14 +152,19 @@ def ours(plan: Path, steps: int, seed: int) -> list[Step]:
 
 def theirs(python: str, settings: Path) -> tuple[list[Step], dict[str, str]]:
     """Steps of a run of TRL, and versions of its packages. Raises ClickException."""
+    found = json.loads(peer(python, settings).splitlines()[-1])
+    return found["steps"], found["software"]
+
+
+def peer(python: str, settings: Path) -> str:
+    """What TRL's part prints. Raises ClickException."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [python, str(PEER), str(settings)], capture_output=True, text=True, env=environment, check=False
     )
     if done.returncode:
         raise click.ClickException(f"TRL failed:\n{done.stderr[-2000:]}")
-    found = json.loads(done.stdout.splitlines()[-1])
-    return found["steps"], found["software"]
+    return done.stdout
 
 
 def compare(python: str, steps: int, rounds: int) -> tuple[list[Row], dict[str, str]]:
@@ -174,15 +176,18 @@ def compare(python: str, steps: int, rounds: int) -> tuple[list[Row], dict[str, 
         (directory / "letters.py").write_text(VERIFIER)
         (directory / "prompts.jsonl").write_text("".join(json.dumps({"prompt": t}) + "\n" for t in texts()))
         (directory / "problem.rpeg").write_text(problem(FIRST + steps))
+        told = {"model": MODEL, **WORKLOAD, "texts": texts(), "start": str(directory / "start")}
+        settings.write_text(json.dumps(told | {"steps": 0}))
+        peer(python, settings)
         if rpegc([str(directory / "problem.rpeg"), "-q", "-o", str(plan)]):
             raise click.ClickException("the problem was not compiled")
         for seed in range(rounds):
-            told = {"model": MODEL, **WORKLOAD, "steps": FIRST + steps, "seed": seed, "texts": texts()}
             for system in compared:
                 if system.options is None:
                     found = ours(plan, FIRST + steps, seed)
                 else:
-                    settings.write_text(json.dumps(told | {"options": system.options}))
+                    more = {"steps": FIRST + steps, "seed": seed, "options": system.options}
+                    settings.write_text(json.dumps(told | more))
                     found, software = theirs(python, settings)
                 system.steps += found[FIRST:]
                 print(f"round {seed + 1}/{rounds}: {system.name} done", file=sys.stderr, flush=True)

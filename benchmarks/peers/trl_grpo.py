@@ -1,8 +1,9 @@
 """GRPO of a tiny Llama by TRL's trainer, on one CPU thread: `python trl_grpo.py SETTINGS.json`.
 
-It runs under whatever interpreter has TRL, so it imports nothing of this project. It prints one JSON object:
-the model's `parameters`, the versions of its `software`, and for each step its `seconds`, those of them in
-`generation`, the process's `cpu_seconds`, and the `tokens` of its prompts and responses.
+Policy and reference start from the checkpoint `start`, which is made from random weights by a call with
+`"steps": 0`. It runs under whatever interpreter has TRL, so it imports nothing of this project. It prints one
+JSON object: the model's `parameters`, the versions of its `software`, and for each step its `seconds`, those
+of them in `generation`, the process's `cpu_seconds`, and the `tokens` of its prompts and responses.
 """
 
 import json
@@ -65,6 +66,9 @@ class Steps(TrainerCallback):
 
 
 def main(settings):
+    if not settings["steps"]:
+        model(settings["model"]).save_pretrained(settings["start"])
+        return
     torch.set_num_threads(1)
     tokens, generation = [], []
 
@@ -73,9 +77,6 @@ def main(settings):
         return [text.count("a") / settings["response_length"] for text in completions]
 
     with tempfile.TemporaryDirectory() as directory:
-        # Policy and reference start from one checkpoint: the trainer reads the latter by name.
-        start = Path(directory) / "start"
-        model(settings["model"]).save_pretrained(start)
         # A static cache is slower here: the trainer does not let generation be compiled.
         config = GRPOConfig(
             output_dir=directory,
@@ -101,7 +102,7 @@ def main(settings):
         )
         steps = Steps()
         trainer = GRPOTrainer(
-            model=str(start),
+            model=settings["start"],
             reward_funcs=reward,
             args=config,
             train_dataset=Dataset.from_dict({"prompt": settings["texts"]}),

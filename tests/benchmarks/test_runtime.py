@@ -1,6 +1,7 @@
 """What the runtime's benchmarks measure, on runs whose overhead is known."""
 
 import heapq
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,13 @@ from click.testing import CliRunner
 
 from benchmarks import vs_trl
 from benchmarks.runtime_overhead import critical, nodes_of, replay, table
+from ir_schema.model import ModelSpec
+from rpeg_rt.checkpoints.config import written
 from rpeg_rt.dispatch import Dispatcher
+from rpeg_rt.load import load_plan
 from rpeg_rt.realise import Realisation
 from rpeg_rt.trace import Complete, Dispatch, Part
+from rpegc.cli.group import run
 from tests.rpeg_rt.plans import colocated, executable, place, problem
 
 STEPS = 5
@@ -102,8 +107,12 @@ def test_cpu_time_includes_that_of_children():
     assert used >= 0.28
 
 
-def test_the_problem_of_the_comparison_compiles(tmp_path, capsys):
-    from rpegc.cli.group import run
-
+def test_the_problem_of_the_comparison_compiles(tmp_path):
+    spec = ModelSpec(**vs_trl.MODEL, vocabulary=257, head="lm", bytes_per_parameter=4)
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start" / "config.json").write_text(json.dumps(written(spec, "llama", "float32", 256)))
     (tmp_path / "p.rpeg").write_text(vs_trl.problem(4))
     assert run([str(tmp_path / "p.rpeg"), "-O1", "-q", "-o", str(tmp_path / "plan.exe.json")]) == 0
+    plan = load_plan(tmp_path / "plan.exe.json")
+    assert {m.layers for m in plan.executable.problem.models.values()} == {4}
+    assert Realisation(plan.executable).world == 1
