@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from passes.search.evaluator import Row
+from passes.search.evaluator import Row, Rows
+from passes.search.found import Figures, Pool
 from passes.search.ledger import Ledger, OutOfBudget
 from passes.search.space import Space
 
@@ -66,10 +67,22 @@ class _Drawing:
 
 
 class Annealing:
-    """Chains of rounds over one structure, until the ledger says stop or nothing new is proposed."""
+    """Chains of rounds over one structure, until the ledger says stop or nothing new is proposed.
 
-    def __init__(self, space: Space, ledger: Ledger, rng: random.Random, switches: Switches) -> None:
+    Warm restarts are from the best plans of all structures with the same vertices, or, where it is given, of
+    the pool `own`, which keeps what is found here.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        ledger: Ledger,
+        rng: random.Random,
+        switches: Switches,
+        own: Pool | None = None,
+    ) -> None:
         self.space = space
+        self.own = own
         self.ledger = ledger
         self.rng = rng
         self.switches = switches
@@ -86,7 +99,7 @@ class Annealing:
             row, temperature = start, T_INIT
             while self._stale < STALE_ROUNDS:
                 self._chain(row, temperature)
-                elite = self.ledger.elite(self.space)
+                elite = self.ledger.elite(self.space) if self.own is None else self.own.found()
                 if self.switches.warm_restarts and elite:
                     chosen = elite[self.rng.randrange(len(elite))]
                     row, temperature = self.space.evaluator.row(chosen.plan), T_WARM
@@ -110,11 +123,12 @@ class Annealing:
                 for vertex, number, start in changes:
                     new[vertex] = number, start
             keys = self.space.evaluator.keys(rows)
-            other = (keys != own).any(axis=1)
+            other = (keys != own).any(axis=1) & self.space.allows(rows)
             rejected += 1
             if other.any():
                 rows, keys = rows[other], keys[other]
                 figures = self.ledger.evaluate(self.space, rows, keys)
+                self._keep(rows, figures)
                 values = self.ledger.values(figures)
                 i = int(values.argmax())
                 if self._accept(float(self.ledger.values(current)), float(values[i]), temperature):
@@ -125,6 +139,14 @@ class Annealing:
             self._stale = 0 if self.ledger.evaluations > before else self._stale + 1
             if not self.switches.constant_temperature:
                 temperature = max(T_MIN, COOLING * temperature)
+
+    def _keep(self, rows: Rows, figures: Figures) -> None:
+        if self.own is None:
+            return
+        kept = {tuple(f) for f in self.own.figures.tolist()}
+        new = self.ledger.fits(figures) & [tuple(f) not in kept for f in figures.tolist()]
+        if new.any():
+            self.own.add(rows[new], figures[new], self.ledger.values)
 
     def _accept(self, s: float, new: float, temperature: float) -> bool:
         if new >= s:

@@ -4,7 +4,8 @@ A guess at what a plan is worth costs a hundredth of an evaluation and is rarely
 plans are sketched by annealing the guess; the most promising are evaluated, and the best of them descend:
 every vertex, every group that shares its GPUs and every pair is tried elsewhere, the promising changes are
 evaluated and the best is made, until none improves the plan. Structures compete: after every round the better
-half goes on with a larger share. The rest of the budget polishes the best plan over all candidates.
+half goes on with a larger share. As a guess may mislead, a part of the budget anneals without it, among plans
+of its own. The rest polishes the best plans over all candidates.
 """
 
 import itertools
@@ -13,9 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from passes.search.annealing import Annealing, Switches
 from passes.search.evaluator import Row, Rows
-from passes.search.exact import enumerable, enumerate_all, with_every_wave
-from passes.search.found import Found
+from passes.search.exact import enumerable, enumerate_all, with_waves
+from passes.search.found import Found, Pool
 from passes.search.ledger import Ledger, OutOfBudget
 from passes.search.neighbours import Neighbours
 from passes.search.polish import best_of, polish
@@ -31,7 +33,9 @@ PROMISING = 64
 PATIENCE = 10_000
 INSISTENCE = 4
 ROUNDS = 3
+ANNEALING = 0.4
 POLISHING = 0.2
+WORTH_POLISHING = 0.97
 
 
 class Walk:
@@ -41,6 +45,7 @@ class Walk:
         self.space = space
         self.ledger = ledger
         self.starts = list(starts)
+        self.first = starts[0]
         self.rng = random.Random(f"{settings.seed}/{space.index}")
         self.neighbours = Neighbours(space)
         self.sketch = Sketch(space, settings.cores)
@@ -161,8 +166,7 @@ class Auto:
         """Search. Returns why it ended: exhausted, budget, time_limit or interrupted."""
         try:
             if enumerable(self.spaces):
-                waving = [with_every_wave(space) for space in self.spaces]
-                enumerate_all(waving if enumerable(waving) else self.spaces, self.ledger)
+                enumerate_all(with_waves(self.spaces), self.ledger)
                 self.ledger.lower_bound_ns = self.ledger.fastest_ns
                 self.ledger.proven = True
                 return "exhausted"
@@ -173,30 +177,54 @@ class Auto:
 
     def _compete(self) -> str:
         ledger, budget = self.ledger, self.settings.evaluations
-        reserve = int(POLISHING * max(0, budget - ledger.evaluations))
+        reserve = int((ANNEALING + POLISHING) * max(0, budget - ledger.evaluations))
         walks = [
             Walk(space, found, ledger, self.settings)
             for space, found in zip(self.spaces, self.starts, strict=True)
         ]
-        everything = list(walks)
+        everything = kept = list(walks)
         for i in range(ROUNDS):
             for j, walk in enumerate(walks):
                 rest = max(0, budget - ledger.evaluations - reserve)
                 waiting = len(walks) - j
-                time_share = 1 / waiting / (ROUNDS - i + 1)
+                time_share = 1 / waiting / (ROUNDS - i + 2)
                 self._run(walk, rest // waiting // (ROUNDS - i), time_share)
-            walks = self._better_half(self._bounded(walks) if i == 0 else walks)
+            if i == 0:
+                walks = kept = self._bounded(walks)
+            walks = self._better_half(walks)
             if not walks:
                 break
+        annealed = self._annealed(kept, int(POLISHING * budget)) if walks else []
         ledger.allow(max(0, budget - ledger.evaluations))
         best = ledger.best or ledger.nearest
         assert best is not None, "something was evaluated"
         if not walks and best.evaluation.feasible:
             ledger.proven = True
             return "exhausted"
-        winner = next(w for w in everything if w.space is best.space)
-        winner.starts.insert(0, polish(ledger, winner.neighbours, best))
+        walk_of = {w.space.index: w for w in everything}
+        worth = WORTH_POLISHING * ledger.value(best)
+        others = [f for f in annealed if ledger.value(f) >= worth and (f.row != best.row).any()]
+        polished = [polish(ledger, walk_of[f.space.index].neighbours, f) for f in (best, *others)]
+        first = max(polished, key=ledger.merit)
+        winner = walk_of[first.space.index]
+        winner.starts.insert(0, first)
         return winner.run()
+
+    def _annealed(self, walks: list[Walk], reserve: int) -> list[Found]:
+        """The best plan of each structure that annealing finds among its own, with all but `reserve` of the
+        budget; best first."""
+        found: list[Found] = []
+        for j, walk in enumerate(walks):
+            waiting = len(walks) - j
+            rest = max(0, self.settings.evaluations - self.ledger.evaluations - reserve)
+            self.ledger.allow(rest // waiting, share_of_time=1 / (waiting + 1))
+            rng = random.Random(f"{self.settings.seed}/annealing/{walk.space.index}")
+            own = Pool(walk.space, keep_front=False)
+            reason = Annealing(walk.space, self.ledger, rng, Switches(), own).run(walk.first.row)
+            if reason == "interrupted" or self.ledger.late:
+                raise OutOfBudget(reason)
+            found += own.found()[:1]
+        return sorted(found, key=lambda f: -self.ledger.value(f))
 
     def _run(self, walk: Walk, evaluations: int, share_of_time: float) -> None:
         """Let `walk` go on for so many evaluations. Raises OutOfBudget if the whole search is to stop."""

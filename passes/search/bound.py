@@ -5,7 +5,7 @@ so far; the smallest bound of those not yet looked into holds for all plans, whe
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -46,15 +46,20 @@ class Bound:
 
 
 def lower_bound(
-    space: Space, starts: Sequence[Plan] = (), *, partial_plans: int = PARTIAL_PLANS
+    space: Space,
+    starts: Sequence[Plan] = (),
+    *,
+    partial_plans: int = PARTIAL_PLANS,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Bound | None:
     """The bound of one structure; None where it is proven that no plan fits.
 
     It holds for every plan made of the space's candidates and of the placements in `starts`, wherever they
     stand among legal origins, with any number of waves from the fewest to the most of either in the same
-    layout; and for every schedule that obeys precedence and exclusivity. `partial_plans` limits the effort.
+    layout; and for every schedule that obeys precedence and exclusivity. `partial_plans` limits the effort,
+    and so does `stop`, which is asked now and then.
     """
-    return _Search(space, starts).run(partial_plans)
+    return _Search(space, starts).run(partial_plans, stop)
 
 
 class _Search:
@@ -111,7 +116,7 @@ class _Search:
         work = [int((c[:, GPUS] * c[:, LOAD]).min()) for c in self.choices]
         return sorted(self.times.placed, key=lambda v: (rank[self.times.roles[v]], -work[v], v))
 
-    def run(self, partial_plans: int) -> Bound | None:
+    def run(self, partial_plans: int, stop: Callable[[], bool]) -> Bound | None:
         """See `lower_bound`."""
         least = np.stack([c.min(axis=0) for c in self.choices])
         root = self.times.bounds(least[None], *self._kinds([EMPTY]), self.order)[0]
@@ -119,7 +124,7 @@ class _Search:
         made = 1
         while heap:
             bound, depth = heap[0][0], -heap[0][1]
-            if depth == len(self.order) or made >= partial_plans:
+            if depth == len(self.order) or made >= partial_plans or stop():
                 which = "each" if depth == len(self.order) else "none"
                 argument = f"{which} of {made} partial plans leads to a plan of a smaller bound"
                 return Bound(bound, argument, self._plans(heap, made))

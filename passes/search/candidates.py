@@ -22,6 +22,7 @@ from passes.search.evaluator import Evaluator
 
 STAGES = ("tensor", "pipeline", "data", "packing", "microbatches", "extent", "origin", "memory")
 WAVE_LEVELS = 3
+ALL_WAVE_LEVELS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,8 @@ class Enumeration:
 
     `fixed` holds the fields that the plan in the file fixes; `least` is the placement that needs least memory
     of those that memory was asked of, with its bytes. `fixed_microbatches` (ablation A3) leaves one
-    number: P_p for generation and inference, 2 P_p for training, 1 without a pipeline.
+    number: P_p for generation and inference, 2 P_p for training, 1 without a pipeline. A generation runs in
+    the fewest waves that fit alone, twice as many, and so on, `wave_levels` numbers in all.
     """
 
     def __init__(
@@ -126,11 +128,13 @@ class Enumeration:
         fixed: PartialPlacement,
         *,
         fixed_microbatches: bool = False,
+        wave_levels: int = WAVE_LEVELS,
     ) -> None:
         self.evaluator = evaluator
         self.rules = rules
         self.fixed = fixed
         self.fixed_microbatches = fixed_microbatches
+        self.wave_levels = wave_levels
         self.passed: set[str] = set()
         self.least: tuple[Placement, int] | None = None
         self._origins: dict[Extent, tuple[Coordinate, ...]] = {}
@@ -284,7 +288,7 @@ class Enumeration:
                 high = middle
             else:
                 low = middle + 1
-        return sorted({min(most, low << level) for level in range(WAVE_LEVELS)})
+        return sorted({min(most, low << level) for level in range(self.wave_levels)})
 
     def _nbytes(self, placement: Placement) -> int:
         return self.evaluator.model.operator_bytes(self.rules.vertex, placement)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from ir_schema.problem import Placement
 from passes.search.candidates import Candidates, Shape
 from passes.search.constraints import Rules
 from passes.search.ledger import FLOOR, MAX_LOSS, Ledger
 from passes.search.space import Space
 
 MOST_PLANS = 1_000_000
-MOST_WAVES = 4
 AT_ONCE = 1 << 15
 
 
@@ -59,9 +59,20 @@ def _table(options: Candidates) -> np.ndarray[tuple[int, int], np.dtype[np.int64
     ).reshape(-1, 2)
 
 
-def with_every_wave(space: Space) -> Space:
-    """The space with generations in every number of waves, from the fewest that fit alone to four times as
-    many."""
+def with_waves(spaces: list[Space]) -> list[Space]:
+    """The spaces with generations in every number of waves from the fewest that fit alone, in each layout: to
+    the most that are legal, or to the most among the candidates, as far as plans stay few enough."""
+    most = spaces[0].problem.workload.sequences
+    for all_legal in (True, False):
+        if all_legal and sum(space.size for space in spaces) * most > MOST_PLANS:
+            continue
+        waving = [_with_waves(space, all_legal=all_legal) for space in spaces]
+        if enumerable(waving):
+            return waving
+    return spaces
+
+
+def _with_waves(space: Space, *, all_legal: bool) -> Space:
     evaluator = space.evaluator
     vertices = {v.name: v for v in space.problem.graph.vertices}
     more: dict[str, Candidates] = {}
@@ -72,13 +83,16 @@ def with_every_wave(space: Space) -> Space:
             more[name] = options
             continue
         shapes = {s.placement: s for s in options.shapes}
-        fewest: dict[object, Shape] = {}
+        fewest: dict[Placement, Shape] = {}
+        most: dict[Placement, int] = {}
         for s in options.shapes:
             one = msgspec.structs.replace(s.placement, waves=1)
             if one not in fewest or s.placement.waves < fewest[one].placement.waves:
                 fewest[one] = s
-        for first in fewest.values():
-            for waves in range(first.placement.waves, MOST_WAVES * first.placement.waves + 1):
+            most[one] = max(s.placement.waves, most.get(one, 1))
+        for one, first in fewest.items():
+            last = rules.problem.workload.sequences // one.data_parallel if all_legal else most[one]
+            for waves in range(first.placement.waves, last + 1):
                 p = msgspec.structs.replace(first.placement, waves=waves)
                 if p in shapes or rules.waves(p.data_parallel, waves) is not None:
                     continue

@@ -17,6 +17,7 @@ from ir_schema.stages import Configuration
 from passes.cost.base import CostModel
 from passes.search.annealing import Annealing, Switches
 from passes.search.auto import Auto
+from passes.search.candidates import ALL_WAVE_LEVELS, WAVE_LEVELS
 from passes.search.concurrent import concurrent
 from passes.search.constraints import excluded_mask
 from passes.search.evaluator import Row
@@ -52,7 +53,31 @@ def explore(
     the file allows. A space with restricted allocations (`relations`) needs method `auto`.
     """
     started = time.monotonic()
-    spaces, notes = _spaces(problem, settings, within)
+    for wave_levels in (WAVE_LEVELS, ALL_WAVE_LEVELS):
+        spaces, notes = _spaces(problem, settings, within, wave_levels)
+        ledger = _searched(problem, settings, spaces, starts, started)
+        if ledger.best is not None:
+            return configuration(ledger.best, ledger, settings, notes)
+        if ledger.termination == "interrupted" or ledger.late or not _in_waves(spaces):
+            break
+    assert ledger.nearest is not None, "something was evaluated"
+    tried = _excluding(ledger.nearest.space.problem, problem)
+    raise DiagnosticError([no_plan_fits(tried, ledger.nearest, ledger.evaluations, settings.method)])
+
+
+def _in_waves(spaces: list[Space]) -> bool:
+    """Whether some generation may run in waves: then more of them may fit where few do not."""
+    return any(s.placement.waves > 1 for space in spaces for c in space.options for s in c.shapes)
+
+
+def _searched(
+    problem: Problem,
+    settings: Settings,
+    spaces: list[Space],
+    starts: Sequence[Configuration],
+    started: float,
+) -> Ledger:
+    """The books of a finished search of `spaces`."""
     ledger = Ledger(
         spaces,
         method=settings.method,
@@ -65,14 +90,12 @@ def explore(
     warm = (problem.search or SearchSpace()).warm_start
     given = [_given(space, warm, starts) for space in spaces]
     ledger.termination = _search(spaces, given, ledger, settings)
-    if ledger.best is None:
-        assert ledger.nearest is not None, "something was evaluated"
-        tried = _excluding(ledger.nearest.space.problem, problem)
-        raise DiagnosticError([no_plan_fits(tried, ledger.nearest, ledger.evaluations, settings.method)])
-    return configuration(ledger.best, ledger, settings, notes)
+    return ledger
 
 
-def _spaces(problem: Problem, settings: Settings, within: DecisionSpace) -> tuple[list[Space], list[str]]:
+def _spaces(
+    problem: Problem, settings: Settings, within: DecisionSpace, wave_levels: int
+) -> tuple[list[Space], list[str]]:
     """The spaces of all structures, and notes about those left out because some vertex has no candidate."""
     planned = host_plans(problem)
     if planned:
@@ -98,6 +121,7 @@ def _spaces(problem: Problem, settings: Settings, within: DecisionSpace) -> tupl
             chosen,
             excluded=excluded,
             fixed_microbatches=fixed_microbatches,
+            wave_levels=wave_levels,
             within=within,
             objective=(problem.search or SearchSpace()).objective,
             threads=settings.cores,
@@ -197,6 +221,7 @@ def _anneal(spaces: list[Space], starts: list[list[Found]], ledger: Ledger, sett
     try:
         polish(ledger, Neighbours(start.space), start)
     except OutOfBudget as stop:
+        ledger.end_round()
         return stop.reason
     return termination
 

@@ -24,7 +24,7 @@ def prove(spaces: Sequence[Space], starts: Mapping[int, Sequence[Found]], ledger
         if ledger.time_limit is None:
             bound = lower_bound(space, plans)
         else:
-            bound = lower_bound(space, plans, partial_plans=HASTY)
+            bound = lower_bound(space, plans, partial_plans=HASTY, stop=lambda: ledger.late)
         if bound is not None:
             bounds[space.index] = bound
     if bounds:

@@ -43,11 +43,7 @@ def configuration(best: Found, ledger: Ledger, settings: Settings, notes: list[s
             seed=settings.seed,
             termination=ledger.termination,
             lower_bound_s=bound_s,
-            optimality_gap=0.0
-            if ledger.proven
-            else None
-            if bound_s is None
-            else optimality_gap(step_s, bound_s),
+            optimality_gap=0.0 if ledger.proven else bound_s and optimality_gap(step_s, bound_s),
             candidates={v: len(chosen.candidates[v]) for v in chosen.vertices},
             baselines=baselines,
             notes=(*notes, *fusion_note(problem, plan)),

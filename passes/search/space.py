@@ -14,7 +14,7 @@ from ir_schema.base import Objective
 from ir_schema.diagnostics import Diagnostic
 from ir_schema.problem import PartialPlacement, Problem
 from passes.cost.base import CostModel
-from passes.search.candidates import Candidates, Enumeration
+from passes.search.candidates import WAVE_LEVELS, Candidates, Enumeration
 from passes.search.constraints import Rules
 from passes.search.evaluator import Evaluator, Rows
 from passes.search.guess import Guess
@@ -118,6 +118,7 @@ def build(
     *,
     excluded: int = 0,
     fixed_microbatches: bool = False,
+    wave_levels: int = WAVE_LEVELS,
     within: DecisionSpace = EVERYTHING,
     objective: Objective = "throughput",
     threads: int = 1,
@@ -152,7 +153,11 @@ def build(
         if identity not in known:
             fixed = problem.plan.get(v.name, PartialPlacement())
             enumeration = Enumeration(
-                evaluator, Rules(problem, v, excluded), fixed, fixed_microbatches=fixed_microbatches
+                evaluator,
+                Rules(problem, v, excluded),
+                fixed,
+                fixed_microbatches=fixed_microbatches,
+                wave_levels=wave_levels,
             )
             enumerated = enumeration.candidates()
             reasons = [] if len(enumerated) else explain(enumeration)

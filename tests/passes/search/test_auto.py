@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -11,7 +12,7 @@ from ir_schema.envelope import canonical
 from ir_schema.problem import PartialPlacement, SearchSpace
 from passes.evaluate import evaluate
 from passes.search import Search, explore
-from passes.search.exact import MOST_PLANS, enumerable, with_every_wave
+from passes.search.exact import MOST_PLANS, enumerable, with_waves
 from passes.search.infeasible import with_memory
 from passes.search.neighbours import Neighbours
 from passes.search.placing import place
@@ -20,6 +21,7 @@ from passes.search.settings import Settings
 from passes.search.sketch import Sketch
 from passes.search.space import build
 from passes.search.structures import structures
+from rpegc.frontend import load
 from tests.passes.search.worked import case, ppo
 
 ASYNCHRONOUS = SearchSpace(staleness={"actor": (0, 1), "critic": (0, 1)}, split=("auto", "never"))
@@ -73,15 +75,39 @@ def test_the_optimum_of_few_plans(objective, cost_model):
     assert found.search.lower_bound_s * problem.options.steps == pytest.approx(makespans.min() * 1e-9)
 
 
+TIGHT = b"""rpeg 1
+graph tight {
+  options { cost_model = "megatron", steps = 4 }
+  cluster { hardware = "gh200", racks = 1, nodes = 1, gpus = 1 }
+  workload { prompts = 32, rollouts = 2, prompt_length = 32, response_length = 1024 }
+  model actor : lm {
+    layers = 8, hidden = 1024, ffn = 4096, vocabulary = 4096, attention_heads = 8, trainable = true
+  }
+  model reference : lm { layers = 8, hidden = 1024, ffn = 4096, vocabulary = 4096, attention_heads = 8 }
+  verifier check { seconds_per_response = 1e-4, workers = 4 }
+  use grpo { actor = actor, reference = reference, reward = check }
+}"""
+
+
 def test_every_number_of_waves_is_looked_at_where_plans_are_few():
-    problem = ppo((1, 1, 2), cost_model="megatron", prompts=2048)
-    (space, *_) = spaces(msgspec.structs.replace(problem, search=SearchSpace(split=("never",))))
-    before, after = space.candidates["actor_gen"], with_every_wave(space).candidates["actor_gen"]
-    fewest = min(s.placement.waves for s in before.shapes)
-    one = next(s.placement for s in before.shapes if s.placement.waves == fewest)
-    waves = {p.waves for s in after.shapes if (p := s.placement).layout == one.layout}
-    assert waves == set(range(fewest, 4 * fewest + 1))
+    (space,) = spaces(load(TIGHT, "tight.rpeg", Path()).problem)
+    after = with_waves([space])[0].candidates["actor_gen"]
+    assert {s.placement.waves for s in after.shapes} == set(range(1, 65))
     assert [s.key for s in after.shapes] == sorted(s.key for s in after.shapes)
+
+
+def test_more_waves_than_fit_alone_where_other_state_fills_the_memory():
+    """A generation beside training on one GPU, whose cache leaves room in many waves only."""
+    problem = with_memory(load(TIGHT, "tight.rpeg", Path()).problem, 3.6e9)
+    found = Search(budget=10).run(problem)
+    waves = found.plan["actor_gen"].waves
+    (space,) = spaces(problem)
+    assert waves > 4 * min(s.placement.waves for s in space.candidates["actor_gen"].shapes)
+    fewer = msgspec.structs.replace(found.plan["actor_gen"], waves=waves - 1)
+    tighter = msgspec.structs.replace(found, plan=found.plan | {"actor_gen": fewer})
+    assert evaluate(found).memory_feasible
+    assert not evaluate(tighter).memory_feasible
+    assert found.search.optimality_gap == 0
 
 
 def test_many_plans_are_not_enumerated():
