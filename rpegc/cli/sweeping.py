@@ -1,5 +1,6 @@
 """What `rpegc sweep` does: read the file and the grid, compile the points, write and print."""
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from rpegc.sweep.points import Candidate, Point, compiled, grid, with_front
 from rpegc.sweep.table import Sweep, as_csv, as_json, as_text
 from rpegc.sweep.vary import read_variations
 from rpegc.text.parser import parse
+
+MOST_POINTS = 4096
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,10 @@ def _candidates(request: Request, console: Console) -> list[Candidate]:
     text = decode(data)
     file = parse(text)
     variations = read_variations(request.variations, len(text) + 1)
+    points = math.prod(len(v.choices) for v in variations)
+    if points > MOST_POINTS:
+        help = f"a sweep compiles every point; at most {MOST_POINTS:,} are taken"
+        raise usage_error("E932", f"the grid has {points:,} points", help=help)
     return grid(file, Source(request.file, text), variations, directory_of(request.file))
 
 

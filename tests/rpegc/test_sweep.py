@@ -229,6 +229,13 @@ def test_the_figures_are_those_of_the_compiler(rpegc: Rpegc, capfd: pytest.Captu
         assert figures["tokens_per_second_per_gpu"] == pytest.approx(per_gpu)
 
 
+def test_a_grid_may_be_too_large(rpegc: Rpegc) -> None:
+    values = ",".join(map(str, range(1, 71)))
+    code, out, err = rpegc("--vary", f"cluster.nodes={values}", "--vary", f"workload.prompts={values}")
+    assert (code, out) == (2, "")
+    assert "the grid has 4,900 points" in err
+
+
 def test_points_without_a_plan_are_lines(rpegc: Rpegc) -> None:
     code, out, err = rpegc("--vary", "workload.prompts=0,32", "--csv", "out.csv")
     assert code == 0
