@@ -511,7 +511,7 @@ compgen -F call -- "${COMP_WORDS[-1]}" 2>/dev/null
         ("rpegc a.rpeg -p verify,search{seed=1},un", ["verify,search{seed=1},unroll"]),
         ("rpegc passes lo", ["lower"]),
         ("rpegc schema exe", ["executable"]),
-        ("rpegc explain E30", [f"E30{i}" for i in range(1, 8)]),
+        ("rpegc explain E30", [f"E30{i}" for i in range(1, 9)]),
         ("rpegc model llama-3.1-8", ["llama-3.1-8b"]),
         ("rpegc lengths --br", ["--breakpoints"]),
         ("rpegc nothing-like-it", []),
