@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -30,13 +31,14 @@ def cores() -> int:
 def workers(jobs: int) -> Iterator[Executor]:
     """An executor of `jobs` processes; with one job, this process itself.
 
-    Leaving the context by an exception (Ctrl-C, say) ends the processes at once, whatever they do.
+    Leaving the context by an exception (Ctrl-C, say) ends the processes at once, whatever they do; so does
+    the end of this process, however it comes.
     """
     if jobs == 1:
         yield _Here()
         return
     started = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _leave_interrupts_to_the_parent)
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _depend_on_the_parent)
     try:
         yield pool
     except BaseException:
@@ -47,5 +49,14 @@ def workers(jobs: int) -> Iterator[Executor]:
     pool.shutdown()
 
 
-def _leave_interrupts_to_the_parent() -> None:
+def _depend_on_the_parent() -> None:
+    """Leave interrupts to the parent, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this process was started by another one"
+    parent.join()
+    os._exit(1)

@@ -1,14 +1,15 @@
 """A first plan in a decision space that restricts allocations, or why there is none."""
 
-import itertools
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ir_schema.diagnostics import DiagnosticError, error
 from passes.search.candidates import Candidates
 from passes.search.evaluator import Row
 from passes.search.infeasible import with_memory
-from passes.search.restriction import NotAllowed, Relation
+from passes.search.restriction import NotAllowed, Relation, lie
 from passes.search.space import Block, Space, build
 
 Interval = tuple[int, int]
@@ -22,12 +23,34 @@ def place(space: Space) -> Row | None:
     """A plan whose allocations lie to each other as the decision space wants it, every vertex on many GPUs in
     its leanest layout there; None if there is none."""
     at = {v: i for i, block in enumerate(space.blocks) for v in block}
-    between = {(at[u], at[v], relation) for u, v, relation in space.relations}
-    for chosen in itertools.product(*(_places(space, block) for block in space.blocks)):
-        if all(_related(chosen[i], chosen[j], relation) for i, j, relation in between):
-            intervals = [chosen[at[v]] for v in range(len(space.vertices))]
-            placed = zip(space.options, intervals, strict=True)
-            return np.array([(_leanest(options, n), first) for options, (first, n) in placed])
+    between: dict[tuple[int, int], Relation] = {}
+    for u, v, relation in space.relations:
+        between[at[u], at[v]] = between[at[v], at[u]] = relation
+    open_places = [np.array(_places(space, b), dtype=np.int64).reshape(-1, 2) for b in space.blocks]
+    chosen = _chosen(open_places, between)
+    if chosen is None:
+        return None
+    intervals = [chosen[at[v]] for v in range(len(space.vertices))]
+    placed = zip(space.options, intervals, strict=True)
+    return np.array([(_leanest(options, n), first) for options, (first, n) in placed])
+
+
+def _chosen(
+    places: Sequence[NDArray[np.int64]], between: dict[tuple[int, int], Relation], done: int = 0
+) -> list[Interval] | None:
+    """The first choice of an interval of `places` (N, 2) for each block from number `done` on, related as
+    `between` says by block numbers; None if there is none."""
+    if done == len(places):
+        return []
+    for one in places[done]:
+        left = [
+            p[lie(relation, *one, *p.T)] if i > done and (relation := between.get((done, i))) else p
+            for i, p in enumerate(places)
+        ]
+        if all(map(len, left)):
+            rest = _chosen(left, between, done + 1)
+            if rest is not None:
+                return [(int(one[0]), int(one[1])), *rest]
     return None
 
 
@@ -62,12 +85,6 @@ def _leanest(options: Candidates, gpus: int) -> int:
     """The number of the shape on so many GPUs that needs least memory alone."""
     shapes = zip(options.shapes, options.numbers.tolist(), strict=True)
     return min((shape.nbytes, int(number)) for shape, number in shapes if shape.gpus == gpus)[1]
-
-
-def _related(one: Interval, other: Interval, relation: Relation) -> bool:
-    """Whether two allocations lie so to each other."""
-    apart = one[0] + one[1] <= other[0] or other[0] + other[1] <= one[0]
-    return (relation != "disjoint" and one == other) or (relation != "same" and apart)
 
 
 def _smallest(space: Space, block: Block) -> str:

@@ -31,6 +31,7 @@ def configuration(best: Found, ledger: Ledger, settings: Settings, notes: list[s
     plan = best.plan
     step_s = best.evaluation.makespan_ns * 1e-9 / problem.options.steps
     bound_s = ledger.lower_bound_s
+    gap = None if bound_s is None else optimality_gap(step_s, bound_s)
     if ledger.lower_bound_ns is not None and best.evaluation.makespan_ns < ledger.lower_bound_ns:
         raise AssertionError(f"makespan {best.evaluation.makespan_ns} ns, bound {ledger.lower_bound_ns} ns")
     return Configuration(
@@ -43,7 +44,7 @@ def configuration(best: Found, ledger: Ledger, settings: Settings, notes: list[s
             seed=settings.seed,
             termination=ledger.termination,
             lower_bound_s=bound_s,
-            optimality_gap=0.0 if ledger.proven else bound_s and optimality_gap(step_s, bound_s),
+            optimality_gap=0.0 if ledger.proven else gap,
             candidates={v: len(chosen.candidates[v]) for v in chosen.vertices},
             baselines=baselines,
             notes=(*notes, *fusion_note(problem, plan)),

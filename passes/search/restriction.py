@@ -8,12 +8,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ir_schema.base import Role
 from ir_schema.problem import Problem
 from passes.search.candidates import Shape
 from passes.search.structures import Structure
 
 Relation = Literal["any", "same", "disjoint", "same_or_disjoint"]
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+def lie(relation: Relation, first: Ints, gpus: Ints, other_first: Ints, other_gpus: Ints) -> Bools:
+    """Whether allocations, each of `gpus` from GPU `first` on, lie to the others as `relation` says."""
+    same = (first == other_first) & (gpus == other_gpus)
+    apart = (first + gpus <= other_first) | (other_first + other_gpus <= first)
+    kinds: dict[Relation, Bools] = {
+        "any": np.ones_like(same),
+        "same": same,
+        "disjoint": apart,
+        "same_or_disjoint": same | apart,
+    }
+    return kinds[relation]
 
 
 class NotAllowed(Exception):

@@ -49,6 +49,8 @@ def refusals(problem: Problem, policy: str, value: str) -> list[str]:
     found += [f"`{m}` is not trained" for m in (policy, value) if m not in problem.graph.trainable]
     if not (a.has_lm_head and b.has_scalar_head):
         found.append(f"`{policy}` needs a policy head and `{value}` a value head")
+    if b.checkpoint not in (None, a.checkpoint):
+        found.append(f"`{value}` starts from a checkpoint of its own, which one backbone cannot")
     if _backbone(a) != _backbone(b):
         fields = [f for f in a.__struct_fields__ if getattr(_backbone(a), f) != getattr(_backbone(b), f)]
         found.append(f"their backbones differ in {', '.join(fields)}")

@@ -19,7 +19,7 @@ from passes.search.constraints import Rules
 from passes.search.evaluator import Evaluator, Rows
 from passes.search.guess import Guess
 from passes.search.legality import explain
-from passes.search.restriction import EVERYTHING, DecisionSpace, Relation
+from passes.search.restriction import EVERYTHING, DecisionSpace, Relation, lie
 from passes.search.structures import Structure
 
 Enumerated = tuple[Candidates, list[Diagnostic]]
@@ -101,13 +101,9 @@ class Space:
         if not self.relations:
             return allowed
         first, gpus = rows[:, :, 1], self.guess.gpus(rows)
-        end = first + gpus
         for u, v, relation in self.relations:
-            if u in without or v in without:
-                continue
-            same = (first[:, u] == first[:, v]) & (gpus[:, u] == gpus[:, v])
-            disjoint = (end[:, u] <= first[:, v]) | (end[:, v] <= first[:, u])
-            allowed &= {"same": same, "disjoint": disjoint, "same_or_disjoint": same | disjoint}[relation]
+            if u not in without and v not in without:
+                allowed &= lie(relation, first[:, u], gpus[:, u], first[:, v], gpus[:, v])
         return allowed
 
 

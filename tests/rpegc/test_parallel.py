@@ -2,7 +2,10 @@
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -19,13 +22,39 @@ def test_results_and_exceptions_come_back(jobs: int) -> None:
         assert futures[2].result() == (2, 1)
 
 
-def exists(process: multiprocessing.process.BaseProcess) -> bool:
-    assert process.pid is not None
+def exists(pid: int | None) -> bool:
+    assert pid is not None
     try:
-        os.kill(process.pid, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return False
     return True
+
+
+PARENT = """
+import os, sys, time
+from rpegc.parallel import workers
+
+if __name__ == "__main__":
+    with workers(2) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        pool.submit(time.sleep, 600)
+        sys.stdin.read()
+"""
+
+
+def test_no_process_outlives_a_killed_parent(tmp_path: Path) -> None:
+    (tmp_path / "parent.py").write_text(PARENT)
+    command = [sys.executable, str(tmp_path / "parent.py")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert exists(child)
+        parent.kill()
+    deadline = time.monotonic() + 30
+    while exists(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not exists(child)
 
 
 def test_an_interrupt_ends_the_processes_whatever_they_do() -> None:
@@ -45,7 +74,7 @@ def test_an_interrupt_ends_the_processes_whatever_they_do() -> None:
     assert started
     # The pool's own thread may collect a process first, and then its exit code is not known here.
     deadline = time.monotonic() + 30
-    while any(map(exists, started)) and time.monotonic() < deadline:
+    while any(exists(p.pid) for p in started) and time.monotonic() < deadline:
         multiprocessing.active_children()
         time.sleep(0.05)
-    assert not any(map(exists, started))
+    assert not any(exists(p.pid) for p in started)

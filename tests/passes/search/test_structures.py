@@ -114,3 +114,19 @@ def test_conflicting_plans_cannot_be_merged():
     }
     with pytest.raises(DiagnosticError, match="E431"):
         share(msgspec.structs.replace(ppo(), plan=plan), "actor", "critic")
+
+
+@pytest.mark.parametrize(
+    ("policy", "value", "fine"), [("a", None, True), ("a", "a", True), ("a", "b", False), (None, "b", False)]
+)
+def test_one_backbone_has_one_checkpoint(policy, value, fine):
+    problem = ppo(search=SearchSpace(share=(("actor", "critic"),)))
+    models = problem.models
+    own = {"actor": policy, "critic": value}
+    models = models | {m: msgspec.structs.replace(models[m], checkpoint=c) for m, c in own.items()}
+    problem = msgspec.structs.replace(problem, models=models)
+    if fine:
+        assert {p.models["actor_critic"].checkpoint for _, p in structures(problem)} == {policy}
+        return
+    with pytest.raises(DiagnosticError, match="a checkpoint of its own"):
+        structures(problem)
