@@ -20,10 +20,10 @@ _GEMMA: dict[str, Any] = {
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"norm_epsilon": 1e-6},
     "mistral": {"norm_epsilon": 1e-6, "sliding_window": 4096},
-    "mixtral": {},
+    "mixtral": {"rope_theta": 1e6},
     "qwen2": {"qkv_bias": True, "norm_epsilon": 1e-6},
     "qwen3": {"qk_norm": True, "norm_epsilon": 1e-6, "head_dim": 128},
-    "qwen3_moe": {"qk_norm": True},
+    "qwen3_moe": {"qk_norm": True, "norm_epsilon": 1e-6},
     "gemma": _GEMMA,
     "gemma2": {
         **_GEMMA,
@@ -76,7 +76,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mlp_bias": True,
         "attention_sinks": True,
     },
-    "qwen2_moe": {"qkv_bias": True},
+    "qwen2_moe": {"qkv_bias": True, "norm_epsilon": 1e-6},
     "deepseek_v2": {},
     "deepseek_v3": {},
 }
@@ -84,6 +84,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 WITH_EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3")
 """Families whose configs name their experts (Gemma 4 may have some)."""
+
+WEIGHTS_AS_ROUTED = ("qwen2_moe", "qwen3_moe", "deepseek_v2")
+"""Families whose experts' weights do not add up to 1 unless `norm_topk_prob` says so."""
 
 LATENT_ATTENTION = ("deepseek_v2", "deepseek_v3")
 """Families with multi-head latent attention."""

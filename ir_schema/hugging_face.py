@@ -16,6 +16,7 @@ from ir_schema.families import (
     RECURRENT,
     SCORES_OF_GEMMA,
     STATE_SPACE_MARKS,
+    WEIGHTS_AS_ROUTED,
     WINDOWS_ON_REQUEST,
     WITH_EXPERTS,
 )
@@ -288,10 +289,12 @@ def _experts(reader: Reader, family: str) -> Experts | None:
         return None
     if family not in (*WITH_EXPERTS, "gemma4_text"):
         raise reader.refuse(f"experts in family `{family}`")
-    if reader.integer("decoder_sparse_step", "moe_layer_freq", default=1) != 1 or reader.config.get(
-        "mlp_only_layers"
-    ):
-        raise reader.refuse("experts in some layers only")
+    if reader.integer("moe_layer_freq", default=1) != 1:
+        raise reader.refuse("`moe_layer_freq`")
+    first = list(range(reader.integer("first_k_dense_replace", default=0, least=0)))
+    without = reader.config.get("mlp_only_layers") or first
+    if not isinstance(without, Sequence) or list(without) != list(range(len(without))):
+        raise reader.refuse("`mlp_only_layers` that are not the first ones")
     dense = reader.integer("intermediate_size")
     width = reader.integer("moe_intermediate_size", default=dense)
     shared = 0
@@ -309,7 +312,9 @@ def _experts(reader: Reader, family: str) -> Experts | None:
         top_k=top_k,
         ffn=width,
         shared_ffn=shared,
-        dense_layers=reader.integer("first_k_dense_replace", default=0, least=0),
+        dense_layers=len(without),
+        every=reader.integer("decoder_sparse_step", default=1),
+        norm_top_k=reader.flag("norm_topk_prob", family not in WEIGHTS_AS_ROUTED),
         router_bias=family in ("gpt_oss", "deepseek_v3"),
         shared_gate=family == "qwen2_moe",
     )

@@ -17,7 +17,9 @@ class Experts(Record, frozen=True, kw_only=True):
 
     `routed` experts of width `ffn` of which `top_k` see each token, `shared_ffn` the total width of what
     every token sees beside them (scaled by a learned gate with `shared_gate`), and the number of leading
-    dense layers. `skew` >= 1 multiplies expert work and received bytes.
+    dense layers. Of the layers behind them those have experts whose number, from 1, `every` divides. With
+    `norm_top_k` the weights of the experts that see a token add up to 1. `skew` >= 1 multiplies expert work
+    and received bytes.
     """
 
     routed: int
@@ -25,6 +27,8 @@ class Experts(Record, frozen=True, kw_only=True):
     ffn: int
     shared_ffn: int = 0
     dense_layers: int = 0
+    every: int = 1
+    norm_top_k: bool = True
     router_bias: bool = False
     shared_gate: bool = False
     skew: float = 1.0
@@ -144,6 +148,11 @@ class ModelSpec(Record, frozen=True, kw_only=True, omit_defaults=True):
         """Whether layer `layer` (from 0) attends to the whole context rather than to a sliding window."""
         every = self.full_attention_every
         return self.sliding_window is None or (every is not None and (layer + 1) % every == 0)
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the feed-forward part of layer `layer` (from 0) is a mixture of experts."""
+        e = self.experts
+        return e is not None and layer >= e.dense_layers and (layer + 1) % e.every == 0
 
     @property
     def has_lm_head(self) -> bool:

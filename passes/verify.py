@@ -14,6 +14,7 @@ from ir_schema.base import TIERS, Record
 from ir_schema.device import DeviceSpace
 from ir_schema.diagnostics import Diagnostic, DiagnosticError, Label, error
 from ir_schema.hardware import Hardware, Tiers
+from ir_schema.model import Experts
 from ir_schema.problem import Problem
 from passes.analysis import Analysis
 from passes.base import Pass
@@ -130,6 +131,8 @@ OPTIONAL_MODEL = (
     "kv_heads", "head_dim", "sliding_window", "full_attention_every", "attention_scalar", "attention_softcap",
     "logit_softcap", "local_rope_theta",
 )  # fmt: skip
+POSITIVE_EXPERTS = ("routed", "top_k", "ffn", "every", "skew")
+NOT_NEGATIVE_EXPERTS = ("shared_ffn", "dense_layers")
 NOT_NEGATIVE_HARDWARE = ("gamma_M", "gamma_K", "nongemm_seconds", "kernel_seconds")
 PRIMITIVES = ("collective", "point_to_point", "all_gather", "reduce_scatter")
 
@@ -155,6 +158,8 @@ def check_sizes(problem: Problem) -> Iterator[Diagnostic]:
         for field in OPTIONAL_MODEL:
             if getattr(model, field) is not None:
                 yield from _positive(getattr(model, field), f"models.{name}.{field}")
+        if model.experts is not None:
+            yield from _check_experts(model.experts, f"models.{name}.experts")
     for axis in range(3):
         yield from _positive(problem.device_space[axis], f"device_space[{axis}]")
     for i, c in enumerate(problem.graph.containers):
@@ -166,6 +171,16 @@ def check_sizes(problem: Problem) -> Iterator[Diagnostic]:
         yield from _positive(v.timeout_seconds, f"host.{name}.timeout_seconds")
     yield from _check_hardware(problem.hardware)
     yield from _check_quantiles(problem)
+
+
+def _check_experts(experts: Experts, path: str) -> Iterator[Diagnostic]:
+    for field in POSITIVE_EXPERTS:
+        yield from _positive(getattr(experts, field), f"{path}.{field}")
+    for field in NOT_NEGATIVE_EXPERTS:
+        yield from _not_negative(getattr(experts, field), f"{path}.{field}")
+    if experts.top_k > experts.routed:
+        text = f"`{path}.top_k` is {experts.top_k}"
+        yield error("E305", text, f"{path}.top_k", help=f"there are {experts.routed} experts to choose from")
 
 
 def _check_hardware(hardware: Hardware) -> Iterator[Diagnostic]:

@@ -302,7 +302,7 @@ class MegatronCost(CostModel):
 def _reductions(m: ModelSpec) -> int:
     """Sums over tensor ranks in a forward pass: two a layer, but routed experts are whole on their rank."""
     shared = m.experts is not None and m.experts.shared_ffn > 0
-    return sum(2 if shared or not parameters.has_experts(m, layer) else 1 for layer in range(m.layers))
+    return sum(2 if shared or not m.has_experts(layer) else 1 for layer in range(m.layers))
 
 
 def _mean(values: Real) -> float:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ir_schema.hardware import Hardware
 from ir_schema.model import ModelSpec, padded_vocabulary
 from ir_schema.problem import Layout
-from passes.cost.parameters import attention_shape, has_experts, stage_layers
+from passes.cost.parameters import attention_shape, stage_layers
 
 Array = NDArray[np.float64]
 Real = float | Array
@@ -52,7 +52,7 @@ def stage_kinds(spec: ModelSpec, pipeline_parallel: int) -> tuple[tuple[tuple[Ki
     return tuple(
         tuple(
             Counter(
-                (spec.is_full_attention(i), has_experts(spec, i))
+                (spec.is_full_attention(i), spec.has_experts(i))
                 for i in stage_layers(spec, pipeline_parallel, stage)
             ).items()
         )

@@ -10,6 +10,7 @@ their norms (0.001 % of it) are not counted.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import lcm
 
 from ir_schema.model import ModelSpec, padded_vocabulary
 from ir_schema.problem import Layout
@@ -42,11 +43,6 @@ class AttentionShape:
     shared_projection: bool = False
 
 
-def has_experts(spec: ModelSpec, layer: int) -> bool:
-    """Whether the feed-forward part of layer `layer` (from 0) is a mixture of experts."""
-    return spec.experts is not None and layer >= spec.experts.dense_layers
-
-
 def attention_shape(spec: ModelSpec, full: bool, tensor_parallel: int = 1) -> AttentionShape:
     """Shape of a full-attention or sliding layer per tensor rank: max(1, n_kv/P_t) key/value heads."""
     other = spec.full_attention if full else None
@@ -70,7 +66,7 @@ def stage_layers(spec: ModelSpec, pipeline_parallel: int, stage: int) -> range:
 def layer_shard(spec: ModelSpec, layer: int, tensor_parallel: int = 1, expert_parallel: int = 1) -> Shard:
     """Parameters of one layer on one GPU."""
     dense = _attention(spec, spec.is_full_attention(layer), tensor_parallel) + _norms(spec)
-    if not has_experts(spec, layer):
+    if not spec.has_experts(layer):
         return Shard(dense + _feed_forward(spec, spec.ffn, tensor_parallel))
     assert spec.experts is not None
     routed = spec.experts.routed
@@ -91,19 +87,13 @@ def layers_shard(spec: ModelSpec, layers: range, tensor_parallel: int = 1, exper
 
 
 def _kinds(spec: ModelSpec, layers: range) -> Iterator[tuple[int, int]]:
-    """A layer of each kind (by attention and feed-forward part) among `layers`, with their number."""
-    dense = layers.stop if spec.experts is None else spec.experts.dense_layers
+    """Layers that stand for all of `layers`, as many as a period of their kinds has, with what each counts."""
+    dense, every = (layers.stop, 1) if spec.experts is None else (spec.experts.dense_layers, spec.experts.every)
     border = min(max(dense, layers.start), layers.stop)
-    for part in (range(layers.start, border), range(border, layers.stop)):
-        period = spec.full_attention_every
-        full = range(0)
-        if spec.sliding_window is not None and period is not None:
-            full = part[(-1 - part.start) % period :: period]
-        rest = len(part) - len(full)
-        if full:
-            yield full[0], len(full)
-        if rest:
-            yield part[0] if part[0] not in full else part[1], rest
+    full = 1 if spec.sliding_window is None else spec.full_attention_every or 1
+    for part, period in ((range(layers.start, border), full), (range(border, layers.stop), lcm(full, every))):
+        for offset in range(min(period, len(part))):
+            yield part[offset], len(part[offset::period])
 
 
 def expert_parameters(spec: ModelSpec) -> int:
@@ -128,7 +118,7 @@ def active(spec: ModelSpec) -> int:
     """Parameters that one token uses: all but the experts it is not routed to."""
     if spec.experts is None:
         return total(spec)
-    moe_layers = sum(has_experts(spec, i) for i in range(spec.layers))
+    moe_layers = sum(spec.has_experts(i) for i in range(spec.layers))
     return total(spec) - moe_layers * (spec.experts.routed - spec.experts.top_k) * expert_parameters(spec)
 
 

@@ -1,13 +1,18 @@
 """Which models and layouts the engine executes, and the canonical tensors of a model.
 
 Pure: neither torch nor Megatron is imported. Canonical names and shapes are those of Hugging Face's
-Llama, Qwen and Gemma checkpoints; a scalar head is `value_head.weight` [1, hidden].
+Llama, Qwen (also with experts) and Gemma checkpoints; a scalar head is `value_head.weight` [1, hidden].
 """
 
 from ir_schema.model import ModelSpec
 from ir_schema.problem import Layout, Workload
 
-FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"})
+FAMILIES = frozenset(
+    {
+        *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"),
+        *("mixtral", "qwen2_moe", "qwen3_moe"),
+    }
+)
 ACTIVATIONS = frozenset({"silu", "gelu_pytorch_tanh"})
 ROPE_SCALINGS = frozenset({"linear", "llama3", "yarn"})
 _NEEDED = {
@@ -37,7 +42,10 @@ def unsupported(spec: ModelSpec, layout: Layout, workload: Workload) -> list[str
 def _unsupported_architecture(spec: ModelSpec) -> list[str]:
     refused = {
         "a model family other than " + ", ".join(sorted(FAMILIES)): spec.family not in (None, *FAMILIES),
-        "mixture-of-experts layers": spec.experts is not None,
+        "a bias in the choice of experts": spec.experts is not None and spec.experts.router_bias,
+        "shared experts of width 0 with a gate": spec.experts is not None
+        and spec.experts.shared_gate
+        and not spec.experts.shared_ffn,
         "multi-head latent attention": spec.latent_attention is not None,
         "a feed-forward layer without gate": not spec.gated_ffn,
         f"activation {spec.activation} (only {', '.join(sorted(ACTIVATIONS))})": spec.activation
@@ -71,15 +79,14 @@ def _unsupported_layout(spec: ModelSpec, layout: Layout) -> list[str]:
     found = []
     if layout.context_parallel > 1:
         found.append("the runtime does not execute context parallelism")
-    if layout.expert_parallel > 1:
-        found.append("the runtime does not execute expert parallelism")
+    found += _unsupported_experts(spec, layout)
     if spec.layers % pipeline:
         found.append(f"{spec.layers} layers do not divide into {pipeline} pipeline stages of equal size")
     if heads % groups:
         found.append(f"{heads} attention heads do not divide into {groups} key/value heads")
     if heads % tensor:
         found.append(f"{heads} attention heads do not divide over {tensor} tensor-parallel ranks")
-    if spec.ffn % tensor:
+    if spec.ffn % tensor and not all(spec.has_experts(i) for i in range(spec.layers)):
         found.append(f"feed-forward width {spec.ffn} does not divide over {tensor} tensor-parallel ranks")
     if groups % tensor and tensor % groups:
         found.append(
@@ -87,6 +94,24 @@ def _unsupported_layout(spec: ModelSpec, layout: Layout) -> list[str]:
         )
     if (heads + 2 * groups) * spec.head_width % tensor:
         found.append(f"the query/key/value projection does not divide over {tensor} tensor-parallel ranks")
+    return found
+
+
+def _unsupported_experts(spec: ModelSpec, layout: Layout) -> list[str]:
+    experts, degree = spec.experts, layout.expert_parallel
+    plane = layout.data_parallel * layout.context_parallel * layout.tensor_parallel
+    found = []
+    if experts is None:
+        return ["a model without experts has none to divide over ranks"] if degree > 1 else []
+    if experts.routed % degree:
+        found.append(f"{experts.routed} experts do not divide over {degree} expert-parallel ranks")
+    if plane % degree:
+        found.append(f"{plane} ranks of a pipeline stage do not divide into {degree} expert-parallel ranks")
+    if experts.shared_ffn % layout.tensor_parallel:
+        found.append(
+            f"shared experts of width {experts.shared_ffn} do not divide over {layout.tensor_parallel} "
+            "tensor-parallel ranks"
+        )
     return found
 
 
@@ -126,12 +151,36 @@ def canonical_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         shapes[attention + "o_proj.weight"] = (hidden, query)
         for name in norm_names(spec):
             shapes[f"{prefix}{name}.weight"] = (hidden,)
-        shapes[mlp + "gate_proj.weight"] = (spec.ffn, hidden)
-        shapes[mlp + "up_proj.weight"] = (spec.ffn, hidden)
-        shapes[mlp + "down_proj.weight"] = (hidden, spec.ffn)
+        if spec.has_experts(layer):
+            shapes |= _expert_shapes(spec, mlp)
+        else:
+            shapes |= _gated_shapes(mlp, hidden, spec.ffn)
     shapes["model.norm.weight"] = (hidden,)
     if spec.has_lm_head and not spec.tied_embeddings:
         shapes["lm_head.weight"] = (spec.vocabulary, hidden)
     if spec.has_scalar_head:
         shapes["value_head.weight"] = (1, hidden)
+    return shapes
+
+
+def _gated_shapes(prefix: str, hidden: int, width: int) -> dict[str, tuple[int, ...]]:
+    """The projections of a gated feed-forward part."""
+    return {
+        prefix + "gate_proj.weight": (width, hidden),
+        prefix + "up_proj.weight": (width, hidden),
+        prefix + "down_proj.weight": (hidden, width),
+    }
+
+
+def _expert_shapes(spec: ModelSpec, prefix: str) -> dict[str, tuple[int, ...]]:
+    """Router, routed experts and shared ones."""
+    experts, hidden = spec.experts, spec.hidden
+    assert experts is not None
+    shapes: dict[str, tuple[int, ...]] = {prefix + "gate.weight": (experts.routed, hidden)}
+    for i in range(experts.routed):
+        shapes |= _gated_shapes(f"{prefix}experts.{i}.", hidden, experts.ffn)
+    if experts.shared_ffn:
+        shapes |= _gated_shapes(prefix + "shared_expert.", hidden, experts.shared_ffn)
+    if experts.shared_gate:
+        shapes[prefix + "shared_expert_gate.weight"] = (1, hidden)
     return shapes

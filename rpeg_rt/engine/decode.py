@@ -6,6 +6,7 @@ token at position p lies in slot p, so rows of different lengths share a batch a
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from rpeg_rt.engine.attention import Attention
 from rpeg_rt.engine.blocks import ACTIVATIONS, RMSNorm, capped, rms_norm
+from rpeg_rt.engine.experts import ExpertLayer, Experts, ExpertWeights
 from rpeg_rt.engine.model import Model
 
 
@@ -52,8 +54,7 @@ class _Layer:
     qk_norms: tuple[Tensor, Tensor] | None
     projection: Tensor
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    feed_forward: tuple[Tensor, Tensor] | ExpertWeights
     post_norms: tuple[Tensor, Tensor] | None
 
 
@@ -69,6 +70,7 @@ class Decoder:
         self._groups_here = max(1, spec.query_groups // self._tensor)
         self._dtype = model.config.params_dtype
         self._activation = ACTIVATIONS[spec.activation]
+        self._experts = None if spec.experts is None else Experts(spec, model.groups)
         self._kinds = list(dict.fromkeys(model.kinds))
         self._turns = [self._turns_of(kind) for kind in self._kinds]
         self._layers = [
@@ -142,6 +144,13 @@ class Decoder:
         cache.position = position + advance
         return hidden
 
+    def idle(self) -> None:
+        """Take part in other replicas' pass through the stage, without tokens of one's own."""
+        for layer in self._layers:
+            if isinstance(layer.feed_forward, ExpertWeights):
+                assert self._experts is not None
+                self._experts(layer.mlp_norm.new_empty(0, self._spec.hidden), layer.feed_forward)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Whole logits [b, V] of hidden states [b, h] (last stage), equal on all tensor ranks."""
         if self._final_norm is None or self._output is None:
@@ -195,11 +204,19 @@ class Decoder:
         if layer.post_norms is not None:
             attended = rms_norm(attended, layer.post_norms[0], self._eps)
         hidden = hidden + attended
-        gate, up = F.linear(rms_norm(hidden, layer.mlp_norm, self._eps), layer.gate_up).chunk(2, dim=-1)
-        fed = self._summed(F.linear(self._activation(gate) * up, layer.down))
+        fed = self._summed(self._feed_forward(layer, rms_norm(hidden, layer.mlp_norm, self._eps)))
         if layer.post_norms is not None:
             fed = rms_norm(fed, layer.post_norms[1], self._eps)
         return hidden + fed
+
+    def _feed_forward(self, layer: _Layer, x: Tensor) -> Tensor:
+        """This tensor rank's summand."""
+        if isinstance(layer.feed_forward, ExpertWeights):
+            assert self._experts is not None
+            return self._experts(x.flatten(0, -2), layer.feed_forward).view_as(x)
+        inner, outer = layer.feed_forward
+        gate, up = F.linear(x, inner).chunk(2, dim=-1)
+        return F.linear(self._activation(gate) * up, outer)
 
     def _summed(self, partial: Tensor) -> Tensor:
         if self._tensor > 1:
@@ -220,12 +237,16 @@ def _bias(cache: Cache, window: int | None) -> Tensor | None:
     return cache.bias[..., :used].masked_fill(outside[:, None, None, :], float("-inf"))
 
 
-def _weights(layer: torch.nn.Module, kind: int) -> _Layer:
+def _weights(layer: Any, kind: int) -> _Layer:
     """The tensors of one of Megatron's transformer layers."""
     p = {name: parameter.data for name, parameter in layer.named_parameters()}
     p |= {f"{name}.weight": m.factors().data for name, m in layer.named_modules() if isinstance(m, RMSNorm)}
     qk = tuple(f"self_attention.{x}_layernorm.weight" for x in "qk")
     post = ("self_attn_bda.norm.weight", "mlp_bda.norm.weight")
+    if isinstance(layer.mlp, ExpertLayer):
+        feed_forward: Any = ExpertWeights(**{n: v.data for n, v in layer.mlp.named_parameters()})
+    else:
+        feed_forward = (p["mlp.linear_fc1.weight"], p["mlp.linear_fc2.weight"])
     return _Layer(
         kind=kind,
         input_norm=p["input_layernorm.weight"],
@@ -234,8 +255,7 @@ def _weights(layer: torch.nn.Module, kind: int) -> _Layer:
         qk_norms=(p[qk[0]], p[qk[1]]) if qk[0] in p else None,
         projection=p["self_attention.linear_proj.weight"],
         mlp_norm=p["pre_mlp_layernorm.weight"],
-        gate_up=p["mlp.linear_fc1.weight"],
-        down=p["mlp.linear_fc2.weight"],
+        feed_forward=feed_forward,
         post_norms=(p[post[0]], p[post[1]]) if post[0] in p else None,
     )
 

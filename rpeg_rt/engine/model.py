@@ -24,6 +24,7 @@ from rpeg_rt.engine.blocks import (
     SelfAttention,
     capped,
 )
+from rpeg_rt.engine.experts import ExpertLayer
 from rpeg_rt.engine.groups import LayoutGroups
 from rpeg_rt.engine.shim import (
     ColumnParallelLinear,
@@ -169,6 +170,21 @@ class Model(MegatronModule):  # type: ignore[misc]
 
 
 def _decoder(spec: ModelSpec, groups: LayoutGroups, config: Any) -> Any:
+    per_stage = spec.layers // groups.layout.pipeline_parallel
+    first = groups.place.pipeline * per_stage
+    return TransformerBlock(
+        config,
+        TransformerBlockSubmodules(
+            layer_specs=[_layer(spec, groups, config, first + i) for i in range(per_stage)],
+            layer_norm=RMSNorm,
+        ),
+        pre_process=groups.is_first_stage,
+        post_process=groups.is_last_stage,
+        pg_collection=groups.collection,
+    )
+
+
+def _layer(spec: ModelSpec, groups: LayoutGroups, config: Any, number: int) -> Any:
     layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=spec.qk_norm)
     layer.module = Layer
     layer.submodules.input_layernorm = RMSNorm
@@ -181,14 +197,9 @@ def _decoder(spec: ModelSpec, groups: LayoutGroups, config: Any) -> Any:
     if spec.post_norms:
         add = ModuleSpec(module=NormThenAdd, params={"config": config})
         layer.submodules.self_attn_bda = layer.submodules.mlp_bda = add
-    stages = groups.layout.pipeline_parallel
-    return TransformerBlock(
-        config,
-        TransformerBlockSubmodules(layer_specs=[layer] * (spec.layers // stages), layer_norm=RMSNorm),
-        pre_process=groups.is_first_stage,
-        post_process=groups.is_last_stage,
-        pg_collection=groups.collection,
-    )
+    if spec.has_experts(number):
+        layer.submodules.mlp = ModuleSpec(module=ExpertLayer, params={"spec": spec, "groups": groups})
+    return layer
 
 
 class _TokenLogProbability(torch.autograd.Function):

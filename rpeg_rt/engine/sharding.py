@@ -56,6 +56,17 @@ def position_of(index: int, layout: Layout) -> Position:
     return Position(data, pipeline, tensor)
 
 
+def expert_index(position: Position, layout: Layout) -> int:
+    """Which part of the experts a rank holds: ranks of a stage take turns in the order of (data, tensor)."""
+    return (position.data * layout.tensor_parallel + position.tensor) % layout.expert_parallel
+
+
+def in_lockstep(layout: Layout) -> bool:
+    """Whether ranks of different replicas exchange tokens with each other, so that all replicas have to make
+    the same passes through the model, empty ones where one has no rows left."""
+    return layout.tensor_parallel % layout.expert_parallel > 0
+
+
 def reverse_stages(ranks: Sequence[int], layout: Layout) -> tuple[int, ...]:
     """The ranks of a layout reordered so that its stage s lies where stage P_p - 1 - s lay."""
     tensor, replica = layout.tensor_parallel, layout.tensor_parallel * layout.pipeline_parallel
@@ -72,7 +83,8 @@ def shard_map(spec: ModelSpec, layout: Layout, position: Position) -> list[Shard
 
     Packed parameters are taken apart: the query/key/value projection is stored group by group as
     [query heads of the group, key head, value head] and cut into equal row ranges over tensor ranks,
-    gate and up projections are stored one after the other. Rows that pad the vocabulary have no shard.
+    gate and up projections are stored one after the other. A rank's routed experts are stored one after the
+    other too, each of them whole. Rows that pad the vocabulary have no shard.
     """
     return _ShardMap(spec, layout, position).shards
 
@@ -82,6 +94,7 @@ class _ShardMap:
         self.shapes = canonical_shapes(spec)
         self.shards: list[ShardSpec] = []
         self.spec, self.degree, self.rank = spec, layout.tensor_parallel, position.tensor
+        self.expert_degree, self.expert_rank = layout.expert_parallel, expert_index(position, layout)
         stages = layout.pipeline_parallel
         first, last = position.pipeline == 0, position.pipeline == stages - 1
         if first:
@@ -112,18 +125,40 @@ class _ShardMap:
         self._cut(attention + "o_proj.weight", stored + "linear_proj.weight", axis=1)
         for name, module in zip(norm_names(self.spec), _NORMS, strict=False):
             self._whole(f"{canonical}{name}.weight", f"{here}{module}.weight")
-        self._cut(canonical + "mlp.gate_proj.weight", here + "mlp.linear_fc1.weight", axis=0)
-        width = self.spec.ffn // self.degree
-        self._cut(canonical + "mlp.up_proj.weight", here + "mlp.linear_fc1.weight", axis=0, start=width)
-        self._cut(canonical + "mlp.down_proj.weight", here + "mlp.linear_fc2.weight", axis=1)
+        if self.spec.has_experts(layer):
+            self._experts(canonical + "mlp.", here + "mlp.")
+        else:
+            self._gated(canonical + "mlp.", here + "mlp.linear_fc1.weight", here + "mlp.linear_fc2.weight")
+
+    def _gated(self, canonical: str, inner: str, outer: str) -> None:
+        """A gated feed-forward part, cut over tensor ranks."""
+        width = self.shapes[canonical + "up_proj.weight"][0] // self.degree
+        self._cut(canonical + "gate_proj.weight", inner, axis=0)
+        self._cut(canonical + "up_proj.weight", inner, axis=0, start=width)
+        self._cut(canonical + "down_proj.weight", outer, axis=1)
+
+    def _experts(self, canonical: str, here: str) -> None:
+        experts = self.spec.experts
+        assert experts is not None
+        self._whole(canonical + "gate.weight", here + "router")
+        count, width = experts.routed // self.expert_degree, experts.ffn
+        for local in range(count):
+            expert = f"{canonical}experts.{self.expert_rank * count + local}."
+            for i, name in enumerate(("gate_proj.weight", "up_proj.weight")):
+                self._whole(expert + name, here + "gate_up", (2 * local + i) * width)
+            self._whole(expert + "down_proj.weight", here + "down", local * self.spec.hidden)
+        if experts.shared_ffn:
+            self._gated(canonical + "shared_expert.", here + "shared_gate_up", here + "shared_down")
+        if experts.shared_gate:
+            self._whole(canonical + "shared_expert_gate.weight", here + "shared_gate")
 
     def _add(self, name: str, axis: int, begin: int, end: int, parameter: str, start: int) -> None:
         shape = self.shapes[name]
         slices = tuple(slice(begin, end) if a == axis else slice(0, n) for a, n in enumerate(shape))
         self.shards.append(ShardSpec(name, shape, slices, parameter, axis, start))
 
-    def _whole(self, name: str, parameter: str) -> None:
-        self._add(name, 0, 0, self.shapes[name][0], parameter, 0)
+    def _whole(self, name: str, parameter: str, start: int = 0) -> None:
+        self._add(name, 0, 0, self.shapes[name][0], parameter, start)
 
     def _cut(self, name: str, parameter: str, axis: int, start: int = 0) -> None:
         size = self.shapes[name][axis] // self.degree
