@@ -30,6 +30,9 @@ LAYOUTS = [
     Layout(data_parallel=d, pipeline_parallel=p, tensor_parallel=t)
     for d, p, t in itertools.product((1, 2), (1, 2, 4), (1, 2, 4))
     if d * p * t <= 8
+] + [
+    Layout(data_parallel=d, pipeline_parallel=p, tensor_parallel=t, context_parallel=c)
+    for d, p, t, c in ((1, 1, 1, 2), (1, 2, 2, 2), (2, 2, 1, 2))
 ]
 
 
@@ -42,7 +45,6 @@ def small(name: str) -> ModelSpec:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_shards_of_a_replica_cover_the_model_once_per_copy(name, layout):
     spec = small(name)
-    assert unsupported(spec, layout, WORKLOAD) == []
     cuts = defaultdict(set)
     for i in range(layout.gpus):
         for shard in shard_map(spec, layout, position_of(i, layout)):
@@ -130,21 +132,24 @@ def test_replicas_share_the_sending():
     assert set(sent) == set(range(4))
 
 
-def test_tensor_ranks_are_neighbours_then_stages_then_replicas():
-    layout = Layout(data_parallel=2, pipeline_parallel=2, tensor_parallel=2)
-    places = [position_of(i, layout) for i in range(8)]
-    assert [p.tensor for p in places] == [0, 1] * 4
-    assert [p.pipeline for p in places] == [0, 0, 1, 1] * 2
-    assert [p.data for p in places] == [0] * 4 + [1] * 4
+def test_tensor_ranks_are_neighbours_then_context_ranks_stages_and_replicas():
+    layout = Layout(data_parallel=2, pipeline_parallel=2, tensor_parallel=2, context_parallel=3)
+    places = [position_of(i, layout) for i in range(24)]
+    assert [p.tensor for p in places] == [0, 1] * 12
+    assert [p.context for p in places] == [0, 0, 1, 1, 2, 2] * 4
+    assert [p.pipeline for p in places] == ([0] * 6 + [1] * 6) * 2
+    assert [p.data for p in places] == [0] * 12 + [1] * 12
 
 
 def test_stages_are_reversed_within_each_replica():
     layout = Layout(data_parallel=2, pipeline_parallel=2, tensor_parallel=2)
     assert reverse_stages(range(8), layout) == (2, 3, 0, 1, 6, 7, 4, 5)
+    layout = Layout(data_parallel=1, pipeline_parallel=3, tensor_parallel=1, context_parallel=2)
+    assert reverse_stages(range(6), layout) == (4, 5, 2, 3, 0, 1)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_a_reversed_rank_keeps_its_replica_and_tensor_index(layout):
+def test_a_reversed_rank_keeps_all_but_its_stage(layout):
     ranks = [3 * i for i in range(layout.gpus)]
     places = {rank: position_of(i, layout) for i, rank in enumerate(reverse_stages(ranks, layout))}
     for i, rank in enumerate(ranks):
