@@ -301,7 +301,7 @@ def _experts(reader: Reader, family: str) -> Experts | None:
     if family == "gemma4_text":
         shared = dense
     elif family == "qwen2_moe":
-        shared = reader.integer("shared_expert_intermediate_size")
+        shared = reader.integer("shared_expert_intermediate_size", default=5632)
     elif reader.config.get("n_shared_experts"):
         shared = reader.integer("n_shared_experts") * width
     top_k = reader.integer("num_experts_per_tok", "top_k_experts", "experts_per_token")

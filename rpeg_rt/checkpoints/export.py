@@ -50,7 +50,7 @@ def new_checkpoint(directory: Path, spec: ModelSpec, precision: str, eos: int | 
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
         write_json(part / "config.json", written(spec, family, precision, eos))
-        shapes = {saved_name(name): shape for name, shape in canonical_shapes(spec).items()}
+        shapes = {saved_name(name, family): shape for name, shape in canonical_shapes(spec).items()}
         lay_out_tensors(part, shapes, precision)
         yield part
         part.replace(directory)

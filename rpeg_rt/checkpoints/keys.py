@@ -17,6 +17,10 @@ _UNDERSTOOD = _words("""
     tie_word_embeddings rope_theta rope_scaling rope_parameters
 """)
 _WINDOWS = "use_sliding_window max_window_layers sliding_window layer_types"
+_EXPERTS = """
+    sliding_window max_window_layers layer_types num_experts num_local_experts num_experts_per_tok
+    moe_intermediate_size norm_topk_prob decoder_sparse_step mlp_only_layers
+"""
 _GEMMA2 = """
     attention_bias hidden_activation sliding_window layer_types query_pre_attn_scalar final_logit_softcapping
 """
@@ -25,6 +29,9 @@ _OF_FAMILY = {
     "mistral": _words("sliding_window"),
     "qwen2": _words(_WINDOWS),
     "qwen3": _words(f"attention_bias {_WINDOWS}"),
+    "mixtral": _words("sliding_window num_local_experts num_experts_per_tok"),
+    "qwen2_moe": _words(f"{_EXPERTS} shared_expert_intermediate_size qkv_bias"),
+    "qwen3_moe": _words(f"{_EXPERTS} attention_bias"),
     "gemma": _words("attention_bias hidden_activation"),
     "gemma2": _words(f"attn_logit_softcapping {_GEMMA2}"),
     "gemma3_text": _words(f"sliding_window_pattern rope_local_base_freq {_GEMMA2}"),
@@ -42,7 +49,7 @@ _IGNORED = _words("""
     id2label label2id num_labels problem_type finetuning_task task_specific_params
     return_dict use_return_dict output_attentions output_hidden_states
     max_length min_length do_sample temperature top_k top_p repetition_penalty num_beams
-    sliding_window_size _sliding_window_pattern
+    sliding_window_size _sliding_window_pattern output_router_logits router_aux_loss_coef
 """)
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "attention_dropout": (0, 0.0),
@@ -51,6 +58,9 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "is_decoder": (True, False),
     "rope_interleaved": (False,),
+    "router_jitter_noise": (0, 0.0),
+    # With experts, the families' definitions of which layers have a window changed over time.
+    "use_sliding_window": (False,),
 }
 _LONGEST = 40
 

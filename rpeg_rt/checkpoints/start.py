@@ -63,27 +63,28 @@ def _examine(spec: ModelSpec, path: Path, precision: str) -> tuple[list[str], li
     """Findings and notes on one model's checkpoint."""
     if not path.is_dir():
         return [f"its checkpoint {path} is no directory"], []
-    findings = _configuration(spec, path / "config.json")
+    family, findings = _configuration(spec, path / "config.json")
     notes: list[str] = []
     try:
         tensors = read_tensors(path)
     except FileError as exc:
         return [*findings, str(exc)], []
     if not findings:
-        findings, notes = _tensors(spec, tensors, path, precision)
+        findings, notes = _tensors(spec, family, tensors, path, precision)
     return findings, notes
 
 
-def _configuration(spec: ModelSpec, path: Path) -> list[str]:
+def _configuration(spec: ModelSpec, path: Path) -> tuple[str, list[str]]:
+    """The family that a checkpoint is of, and findings on its configuration."""
     try:
         config = decode_config(path.read_bytes(), str(path))
     except OSError as exc:
-        return [f"cannot read {path}: {exc.strerror}"]
+        return "", [f"cannot read {path}: {exc.strerror}"]
     except DiagnosticError as exc:
-        return [d.message for d in exc.diagnostics]
-    family = config.get("model_type")
+        return "", [d.message for d in exc.diagnostics]
+    family = str(config.get("model_type"))
     if family not in CLASSES:
-        return [f"{path} is of family `{family}`; the runtime starts from {', '.join(CLASSES)}"]
+        return "", [f"{path} is of family `{family}`; the runtime starts from {', '.join(CLASSES)}"]
     findings = [f"{path} says {text}, which is not understood" for text in not_understood(config)]
     named = config.get("architectures") or []
     if not isinstance(named, list) or any(name not in CLASSES[family] for name in named):
@@ -91,7 +92,7 @@ def _configuration(spec: ModelSpec, path: Path) -> list[str]:
     try:
         saved = import_config(config, spec.head, str(path))
     except DiagnosticError as exc:
-        return [*findings, *(d.message for d in exc.diagnostics)]
+        return family, [*findings, *(d.message for d in exc.diagnostics)]
     found = differences(spec, saved)
     apart = [
         f"`{key}` is {_shown(ours)} in the plan and {_shown(theirs)} there" for key, ours, theirs in found
@@ -100,13 +101,13 @@ def _configuration(spec: ModelSpec, path: Path) -> list[str]:
         findings.append(
             f"{path} describes another model: {'; '.join(apart)}; give it as `arch` and compile again"
         )
-    return findings
+    return family, findings
 
 
 def _tensors(
-    spec: ModelSpec, tensors: dict[str, Stored], path: Path, precision: str
+    spec: ModelSpec, family: str, tensors: dict[str, Stored], path: Path, precision: str
 ) -> tuple[list[str], list[str]]:
-    shapes = {saved_name(name): shape for name, shape in canonical_shapes(spec).items()}
+    shapes = {saved_name(name, family): shape for name, shape in canonical_shapes(spec).items()}
     notes = []
     if spec.has_scalar_head and SCORE not in tensors:
         del shapes[SCORE]

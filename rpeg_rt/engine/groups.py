@@ -91,6 +91,10 @@ def _make(ranks: tuple[int, ...], layout: Layout) -> LayoutGroups:
     grid = _grid(ranks, layout)
     axes = ("t", "p", "d", "pt", "dct", "dpct", "", "c", "dc", "ct")
     mine = {inside: _own_group(_rows(grid, inside)) for inside in axes}
+    expert = layout.expert_parallel
+    planes = _rows(grid, "dct")
+    holding = _own_group([plane[i : i + expert] for plane in planes for i in range(0, len(plane), expert)])
+    sharing = _own_group([plane[i::expert] for plane in planes for i in range(expert)])
     ends = _own_group(_rows(grid[:, [0, -1]], "p")) if layout.pipeline_parallel > 1 else None
     if dist.get_rank() not in ranks:
         return LayoutGroups(ranks, layout, None, None)
@@ -106,12 +110,12 @@ def _make(ranks: tuple[int, ...], layout: Layout) -> LayoutGroups:
         tp_dp_cp=mine["dct"],
         embd=ends,
         pos_embd=None,
-        ep=mine[""],
-        expt_tp=mine["t"],
-        tp_ep=mine["t"],
-        tp_ep_pp=mine["pt"],
-        expt_dp=mine["dc"],
-        intra_expt_dp=mine["dc"],
+        ep=holding,
+        expt_tp=mine[""],
+        tp_ep=holding,
+        tp_ep_pp=mine["dpct"],
+        expt_dp=sharing,
+        intra_expt_dp=sharing,
         intra_dist_opt=mine["dpct"],
     )
     return LayoutGroups(ranks, layout, position_of(ranks.index(dist.get_rank()), layout), collection)

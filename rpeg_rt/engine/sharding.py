@@ -60,14 +60,16 @@ def position_of(index: int, layout: Layout) -> Position:
 
 
 def expert_index(position: Position, layout: Layout) -> int:
-    """Which part of the experts a rank holds: ranks of a stage take turns in the order of (data, tensor)."""
-    return (position.data * layout.tensor_parallel + position.tensor) % layout.expert_parallel
+    """Which part of the experts a rank holds: ranks of a stage take turns in the order of (data, context,
+    tensor), so that neighbours have all of them."""
+    place = position.data * layout.context_parallel + position.context
+    return (place * layout.tensor_parallel + position.tensor) % layout.expert_parallel
 
 
 def in_lockstep(layout: Layout) -> bool:
     """Whether ranks of different replicas exchange tokens with each other, so that all replicas have to make
     the same passes through the model, empty ones where one has no rows left."""
-    return layout.tensor_parallel % layout.expert_parallel > 0
+    return layout.context_parallel * layout.tensor_parallel % layout.expert_parallel > 0
 
 
 def reverse_stages(ranks: Sequence[int], layout: Layout) -> tuple[int, ...]:

@@ -146,14 +146,15 @@ class Trainer:
             bf16=low,
         )
         with optimizer_construction(model.parameters(), self._collection.intra_dist_opt):
-            chained = get_megatron_optimizer(
+            self._optimizer = get_megatron_optimizer(
                 config,
                 [self._parallel],
                 config_overrides={},
                 use_gloo_process_groups=False,
                 pg_collection=self._collection,
             )
-        (self._optimizer,) = chained.chained_optimizers
+        # One for dense weights, one for experts; a stage may have no weights of a kind.
+        self._parts = [o for o in self._optimizer.chained_optimizers if not o.is_stub_optimizer]
 
     def begin(
         self,
@@ -187,9 +188,10 @@ class Trainer:
         the `master` weights. Filling it makes it the state."""
         found: dict[str, list[Flat]] = {}
         names = {id(p): name for name, p in self._model.named_parameters()}
-        for parameter, shard in self._shards():
-            start = self._optimizer._get_model_param_range_map(parameter)["param"].start
-            tensors = {kind: self._adam(shard)[kind] for kind in MOMENTS}
+        for optimizer, parameter, shard in self._shards():
+            start = optimizer._get_model_param_range_map(parameter)["param"].start
+            adam = self._adam(optimizer, shard)
+            tensors = {kind: adam[kind] for kind in MOMENTS}
             if shard.dtype != parameter.dtype:
                 tensors["master"] = shard
             for kind, tensor in tensors.items():
@@ -200,12 +202,12 @@ class Trainer:
     def resume(self, steps: int) -> None:
         """The state has been filled with that after `steps` steps."""
         self.steps = steps
-        for _, shard in self._shards():
-            self._adam(shard)["step"].fill_(steps)
+        for optimizer, _, shard in self._shards():
+            self._adam(optimizer, shard)["step"].fill_(steps)
 
-    def _adam(self, shard: Tensor) -> dict[str, Tensor]:
+    def _adam(self, optimizer: Any, shard: Tensor) -> dict[str, Tensor]:
         """What Adam keeps of a shard; zeros before the first step, as it would make them itself."""
-        found: dict[str, Tensor] = self._optimizer.optimizer.state[shard]
+        found: dict[str, Tensor] = optimizer.optimizer.state[shard]
         if not found:
             found |= {"step": torch.zeros(())} | {kind: torch.zeros_like(shard) for kind in MOMENTS}
         return found
@@ -222,8 +224,9 @@ class Trainer:
         """Scale the gradients to the permitted norm; return the norm before, of the whole model."""
         shards = self._shard_gradients()
         squares = torch.zeros(1, dtype=torch.float64, device=device())
-        for gradient in self._optimizer.get_main_grads_for_grad_norm():
-            squares += gradient.double().square().sum()
+        for optimizer in self._parts:
+            for gradient in optimizer.get_main_grads_for_grad_norm():
+                squares += gradient.double().square().sum()
         dist.all_reduce(squares, group=self._collection.intra_dist_opt)
         norm = float(squares.sqrt())
         if not torch.isfinite(squares).all():
@@ -239,18 +242,21 @@ class Trainer:
 
         Megatron's own `prepare_grads` would pass float64 through single precision.
         """
-        pairs = self._shards()
-        for parameter, shard in pairs:
-            part = self._optimizer._get_model_param_range_map(parameter)["param"]
+        found = self._shards()
+        for optimizer, parameter, shard in found:
+            part = optimizer._get_model_param_range_map(parameter)["param"]
             shard.grad = parameter.main_grad.view(-1)[part.start : part.end].to(shard.dtype)
-        return [shard for _, shard in pairs]
+        return [shard for _, _, shard in found]
 
-    def _shards(self) -> list[tuple[Any, Any]]:
-        """Parameters and the optimizer's flat shard of each that it has a part of."""
-        optimizer = self._optimizer
-        models = optimizer.model_float16_groups + optimizer.model_fp32_groups
-        mains = optimizer.shard_fp32_from_float16_groups + optimizer.shard_fp32_groups
-        return [pair for group in zip(models, mains, strict=True) for pair in zip(*group, strict=True)]
+    def _shards(self) -> list[tuple[Any, Any, Any]]:
+        """Optimizers, parameters, and the optimizer's flat shard of each that it has a part of."""
+        found = []
+        for optimizer in self._parts:
+            models = optimizer.model_float16_groups + optimizer.model_fp32_groups
+            mains = optimizer.shard_fp32_from_float16_groups + optimizer.shard_fp32_groups
+            for group in zip(models, mains, strict=True):
+                found += [(optimizer, *pair) for pair in zip(*group, strict=True)]
+        return found
 
     def _set_learning_rate(self) -> float:
         """Linear warm-up: optimizer step i of W runs at i / W of the learning rate."""

@@ -83,7 +83,7 @@ def compare(
     updates = len(steps) * w.epochs * w.minibatches
     for model, tensors in weights.items():
         farthest = plain.settings(model).learning_rate * updates
-        wanted_tensors = {saved_name(n): t.detach() for n, t in plain.weights[model].items()}
+        wanted_tensors = {saved_name(n, "llama"): t.detach() for n, t in plain.weights[model].items()}
         assert tensors.keys() == wanted_tensors.keys()
         for name, values in tensors.items():
             assert torch.allclose(values, wanted_tensors[name], rtol=0, atol=1e-4 * farthest), name

@@ -153,7 +153,7 @@ def check(
     farthest = made.run.optimizer.learning_rate * steps * updates
     for model in ("actor", "critic"):
         saved = load_file(directory / model / "model.safetensors")
-        wanted = {saved_name(tensor): values for tensor, values in weights[model].items()}
+        wanted = {saved_name(tensor, "llama"): values for tensor, values in weights[model].items()}
         assert saved.keys() == wanted.keys()
         for tensor, values in saved.items():
             assert torch.allclose(values, wanted[tensor].detach(), rtol=0, atol=1e-4 * farthest), tensor

@@ -32,6 +32,7 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
 LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}
 SCORES = {"query_pre_attn_scalar": 10, "final_logit_softcapping": 4.0}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama tied": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
@@ -49,6 +50,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2 yarn": ("Qwen2", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}}),
     "qwen2 window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}),
     "qwen3": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 24}),
+    "mixtral window": ("Mixtral", {"num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 4}),
+    "qwen2_moe": ("Qwen2Moe", {**EXPERTS, "shared_expert_intermediate_size": 72}),
+    "qwen2_moe normed": (
+        "Qwen2Moe",
+        {**EXPERTS, "shared_expert_intermediate_size": 24, "norm_topk_prob": True, "qkv_bias": False},
+    ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {**EXPERTS, "head_dim": 24, "norm_topk_prob": True, "tie_word_embeddings": True},
+    ),
+    "qwen3_moe sparse": ("Qwen3Moe", {**EXPERTS, "num_hidden_layers": 4, "decoder_sparse_step": 2}),
+    "qwen3_moe dense first": ("Qwen3Moe", {**EXPERTS, "mlp_only_layers": [0]}),
     "gemma": ("Gemma", {"head_dim": 24, "num_key_value_heads": 1, "tie_word_embeddings": True}),
     "gemma2": (
         "Gemma2",
