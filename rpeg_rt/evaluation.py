@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from rpeg_rt.data.pairs import pair_matrix
 from rpeg_rt.data.prompts import token_matrix
+from rpeg_rt.engine.sharding import in_lockstep
 from rpeg_rt.host import Host
 from rpeg_rt.pauses import policy_of
 from rpeg_rt.pool import Verified
@@ -47,14 +48,15 @@ class Examination(Protocol):
 def _questions(
     realisation: Realisation, vertex: str, rows: npt.NDArray[np.int32], *, paired: bool
 ) -> dict[int, Evaluate]:
-    """A block of `rows` for every replica of `vertex` (those of a pair together), by worker."""
+    """A block of `rows` for every replica of `vertex` (those of a pair together), by worker. An empty one is
+    not asked, unless the others need its ranks."""
     placement = realisation.plan[vertex]
     ranks, replicas = realisation.ranks(placement.allocation), placement.data_parallel
     together = 2 if paired else 1
     found: dict[int, Evaluate] = {}
     for d in range(replicas):
         first, last = (len(rows) // together * i // replicas * together for i in (d, d + 1))
-        if first < last:
+        if first < last or in_lockstep(placement.layout):
             question = Evaluate(vertex, first, to_array(rows[first:last]), paired)
             found.update(dict.fromkeys(replica_ranks(ranks, placement.layout, d), question))
     return found

@@ -82,12 +82,12 @@ class Generating:
         """One response to each held-out prompt, tokens [n, L_p + L_r] in order; no more prompts at a time
         than a replica has sequences in a step. The random numbers are the same in every evaluation."""
         seed = derive_seed(self.seed, "evaluation")
-        most = max(1, self.workload.sequences // site.placement.data_parallel)
-        parts = zip(torch.split(prompts.indices, most), torch.split(prompts.values, most), strict=True)
+        parts = _parts(site, len(prompts.indices), self.workload)
+        cut = zip(prompts.indices.tensor_split(parts), prompts.values.tensor_split(parts), strict=True)
         return torch.cat(
             [
                 self._start(site, 0, Rows(*part), rollouts=1, seed=seed).run_until(len(part[0])).tokens
-                for part in parts
+                for part in cut
             ]
         )
 
@@ -107,7 +107,7 @@ class Generating:
     def _waves(self, site: Site, task: Generate, step: int, prompts: Rows) -> dict[str, Rows]:
         """The replica's prompts in `waves` parts, one after the other, to bound the key/value cache."""
         parts: dict[str, list[Tensor]] = {"indices": [], "tokens": [], "logp": []}
-        waves = min(site.placement.waves, max(1, len(prompts.indices)))
+        waves = site.placement.waves
         for indices, values in zip(
             torch.tensor_split(prompts.indices, waves), torch.tensor_split(prompts.values, waves), strict=True
         ):
@@ -132,11 +132,21 @@ def score(site: Site, task: Score, tokens: Rows, run: RunConfig) -> dict[str, Ro
 def likelihoods(site: Site, tokens: Tensor, workload: Workload) -> Tensor:
     """Log-probabilities [n] of whole responses, float64; no more rows at a time than a replica has sequences
     in a step."""
-    most = max(1, workload.sequences // site.placement.data_parallel)
-    parts = [
-        site.engine.score(rows, site.placement.microbatches, "logp") for rows in torch.split(tokens, most)
+    scores = [
+        site.engine.score(rows, site.placement.microbatches, "logp")
+        for rows in tokens.tensor_split(_parts(site, len(tokens), workload))
     ]
-    return torch.cat(parts).sum(1, dtype=torch.float64)
+    return torch.cat(scores).sum(1, dtype=torch.float64)
+
+
+def _parts(site: Site, rows: int, workload: Workload) -> int:
+    """Into how many parts a replica's `rows` questions are split: no part has more than a replica has sequences
+    in a step. In lockstep, all replicas have the same number of parts."""
+    most = max(1, workload.sequences // site.placement.data_parallel)
+    parts = torch.tensor(-(-rows // most))
+    if site.groups.lockstep:
+        dist.all_reduce(parts, op=dist.ReduceOp.MAX, group=site.groups.collection.dp)
+    return int(parts)
 
 
 class Training:

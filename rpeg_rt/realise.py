@@ -324,7 +324,8 @@ def vertices_of(node: TemplateNode) -> tuple[str, ...]:
 def layout_name(layout: Layout) -> str:
     """A layout's spelling in traces and messages."""
     name = f"dp{layout.data_parallel}.pp{layout.pipeline_parallel}.tp{layout.tensor_parallel}"
-    return name + (f".cp{layout.context_parallel}" if layout.context_parallel > 1 else "")
+    more = {"cp": layout.context_parallel, "ep": layout.expert_parallel}
+    return name + "".join(f".{axis}{degree}" for axis, degree in more.items() if degree > 1)
 
 
 def given(realisation: Realisation, node: TemplateNode) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from ir_schema.stages import Microtask
 from rpeg_rt.dispatch import Instance
 from rpeg_rt.engine.microtasks import planned_microtasks
 from rpeg_rt.engine.routing import route
-from rpeg_rt.engine.sharding import position_of
+from rpeg_rt.engine.sharding import in_lockstep, position_of
 from rpeg_rt.findings import Rules, Verdict
 from rpeg_rt.logistics import Logistics
 from rpeg_rt.precision import ITEM_BYTES, weight_type
@@ -148,7 +148,10 @@ class ReportRules(Rules):
                 continue
             position = position_of(bound.ranks.index(rank), layout)
             rows = minibatch_rows(self.workload, layout.data_parallel, position.data)
-            planned = tuple(planned_microtasks(schedule, position.pipeline, n) for n in rows)
+            lockstep = in_lockstep(layout)
+            planned = tuple(
+                planned_microtasks(schedule, position.pipeline, n, lockstep=lockstep) for n in rows
+            )
             if part.fused.executed != planned:
                 self.violated(
                     "microtasks",

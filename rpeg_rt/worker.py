@@ -320,6 +320,7 @@ class Worker:
                 pipeline_parallel=groups.pp.size(),
                 tensor_parallel=groups.tp.size(),
                 context_parallel=groups.cp.size(),
+                expert_parallel=groups.ep.size(),
             )
         )
 

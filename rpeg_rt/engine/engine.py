@@ -183,9 +183,10 @@ class Engine:
         tokens = tokens.to(device())
         shape = (len(tokens),) if kind == "reward" else (len(tokens), self._workload.response_length)
         result = torch.zeros(shape, dtype=self._model.wide, device=device())
-        if len(tokens):
+        count = microbatches if self.groups.lockstep else min(microbatches, len(tokens))
+        if count:
             order = by_length(tokens)
-            parts = order.tensor_split(min(microbatches, len(tokens)))
+            parts = order.tensor_split(count)
             aligned = [align(tokens[part], self._workload.prompt_length) for part in parts]
             stage = Stage(self._model, aligned)
             outputs = []

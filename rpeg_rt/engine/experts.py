@@ -67,14 +67,14 @@ class Experts:
     def _routed(self, tokens: Tensor, weights: ExpertWeights) -> Tensor:
         """[n, h] to what their experts make of them."""
         likings, chosen = self._route(tokens, weights.router)
-        n, k = chosen.shape
+        (n, k), h = chosen.shape, tokens.size(1)
         by_expert = chosen.flatten().argsort(stable=True)
         counts = torch.bincount(chosen.flatten(), minlength=self._experts.routed)
         # Neither this nor what follows adds several rows into one: on GPUs the order would be left to chance.
-        copies = tokens[:, None].expand(n, k, -1).reshape(n * k, -1).index_select(0, by_expert)
-        seen = self._exchanged(copies, counts, weights) if self._ranks > 1 else self._seen(copies, counts, weights)
-        seen = seen.index_select(0, by_expert.argsort()).view(n, k, -1)
-        return (seen * likings[..., None]).sum(1)
+        copies = tokens[:, None].expand(n, k, h).reshape(n * k, h).index_select(0, by_expert)
+        look = self._exchanged if self._ranks > 1 else self._seen
+        seen = look(copies, counts, weights).index_select(0, by_expert.argsort())
+        return (seen.view(n, k, h) * likings[..., None]).sum(1)
 
     def _route(self, tokens: Tensor, router: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and numbers [n, k] of each token's experts; probabilities in single precision at least."""

@@ -39,8 +39,8 @@ def train_fused(
     """One optimizer step of each model (see `Engine.train_minibatch`) in the schedule's order. Collective
     over the ranks, which are those of both layouts.
 
-    Microtasks of microbatches that would be empty, because a replica has fewer rows, are left out. Raises
-    `ScheduleError` before anything is sent.
+    Microtasks of microbatches that would be empty, because a replica has fewer rows, are left out, unless the
+    replicas go in lockstep. Raises `ScheduleError` before anything is sent.
     """
     updates = (first, second)
     _check(updates, schedule)
@@ -49,7 +49,11 @@ def train_fused(
         for tag, u in enumerate(updates, start=1)
     ]
     executed = []
-    for microtask in planned_microtasks(schedule, first.engine.groups.place.pipeline, len(first.batch)):
+    groups = first.engine.groups
+    planned = planned_microtasks(
+        schedule, groups.place.pipeline, len(first.batch), lockstep=groups.lockstep
+    )
+    for microtask in planned:
         begun[microtask.model].run(Task(microtask.direction, microtask.microbatch))
         executed.append(microtask)
     one, two = (u.engine.finish_minibatch(done) for u, done in zip(updates, begun, strict=True))

@@ -3,6 +3,10 @@
 All sequences of a replica decode in lockstep: after j rounds every unfinished one has j response tokens.
 Rounds run microbatch after microbatch, so that the stages of a pipeline work on different ones. A token
 is chosen on the last stage from a number that depends on (seed, step, prompt, rollout, token) alone.
+
+Where experts are divided over ranks of several replicas, the rounds of all replicas are the same: they go on
+until the last of them has what it was asked for, and where one has nothing left to decode in a round its ranks
+still serve the tokens of the others.
 """
 
 from collections.abc import Sequence
@@ -85,7 +89,7 @@ class Generation:
             raise ValueError("a prompt without tokens: nothing predicts its first response token")
         self._lengths = present.sum(1)
         self._indices = (
-            torch.as_tensor(indices, device=device())[:, None] * rollouts
+            torch.as_tensor(indices, dtype=torch.int64, device=device())[:, None] * rollouts
             + torch.arange(rollouts, device=device())
         ).flatten()
         self._tokens = torch.full((n, response_length), -1, dtype=torch.int32, device=device())
@@ -93,7 +97,9 @@ class Generation:
         self._ended: list[tuple[int, int, int]] = []
         self._left = 0
         self._sender = Sender()
-        parts = [c for c in torch.arange(n, device=device()).tensor_split(microbatches) if len(c)]
+        parts = torch.arange(n, device=device()).tensor_split(microbatches)
+        if not self._groups.lockstep:
+            parts = tuple(rows for rows in parts if len(rows))
         self._chunks = [self._chunk(rows, np.asarray(indices, dtype=np.int64)) for rows in parts]
         self._eager = len(self._chunks) == 1
 
@@ -116,11 +122,13 @@ class Generation:
             raise ValueError(
                 f"{count} of {self.total} sequences, of which {self._left} have left, cannot end"
             )
-        while len(self._ended) + self._left < count:
+        while self._goes_on(count):
             for chunk in self._chunks:
                 self._note(chunk)
                 if chunk.count < self._limit and len(chunk.rows):
                     self._round(chunk)
+                elif self._groups.lockstep:
+                    self._decoder.idle()
                 if self._eager:
                     self._note(chunk)
             self._sender.wait(keep=2 * len(self._chunks) * self._groups.layout.pipeline_parallel)
@@ -132,6 +140,15 @@ class Generation:
         self._ended = self._ended[count - self._left :]
         self._left = count
         return self._collect([row for _, _, row in leaving])
+
+    def _goes_on(self, count: int) -> bool:
+        """Whether there is another round: for this replica, or for any that goes in lockstep with it."""
+        wanting = len(self._ended) + self._left < count
+        if not self._groups.lockstep:
+            return wanting
+        some = torch.tensor([wanting], dtype=torch.int32, device=device())
+        dist.all_reduce(some, op=dist.ReduceOp.MAX, group=self._groups.collection.dp)
+        return bool(some)
 
     def _collect(self, leaving: list[int]) -> Finished:
         rows = torch.tensor(leaving, dtype=torch.int64, device=device())

@@ -13,7 +13,7 @@ import numpy as np
 import torch.distributed as dist
 
 from ir_schema.problem import Layout
-from rpeg_rt.engine.sharding import Position, position_of
+from rpeg_rt.engine.sharding import Position, in_lockstep, position_of
 from rpeg_rt.engine.shim import ProcessGroupCollection
 
 _created: dict[tuple[int, ...], dist.ProcessGroup] = {}
@@ -53,6 +53,11 @@ class LayoutGroups:
     def is_last_stage(self) -> bool:
         """Whether this rank computes logits and values."""
         return self.place.pipeline == self.layout.pipeline_parallel - 1
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether all replicas make the same passes through the model."""
+        return in_lockstep(self.layout)
 
     def stage_rank(self, stage: int) -> int:
         """Global rank of another pipeline stage of this rank's replica, context and tensor index."""

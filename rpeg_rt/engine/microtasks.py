@@ -87,7 +87,9 @@ def _is_ready(t: Microtask, stages: int, done: set[Microtask]) -> bool:
     return neighbour not in range(stages) or Microtask(t.model, neighbour, t.microbatch, t.direction) in done
 
 
-def planned_microtasks(schedule: MicrotaskSchedule, position: int, rows: int) -> tuple[Microtask, ...]:
+def planned_microtasks(
+    schedule: MicrotaskSchedule, position: int, rows: int, *, lockstep: bool
+) -> tuple[Microtask, ...]:
     """What a rank at `position` runs for a minibatch of which its replica has `rows` rows: without the
-    microbatches that would be empty."""
-    return tuple(t for t in schedule.order[position] if t.microbatch < rows)
+    microbatches that would be empty, unless the replicas go in `lockstep`."""
+    return tuple(t for t in schedule.order[position] if lockstep or t.microbatch < rows)

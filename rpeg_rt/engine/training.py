@@ -76,7 +76,7 @@ class Pass:
     ) -> None:
         self._model, self._batch, self._loss = model, batch, loss
         self._temperature, self.terms = temperature, terms
-        self._parts = _split(batch, microbatches)
+        self._parts = _split(batch, microbatches, even=model.groups.lockstep)
         self._aligned = [align(p.tokens, prompt_length) for p in self._parts]
         self._stage = Stage(model, self._aligned, tag)
         self._losses: dict[int, Tensor] = {}
@@ -267,12 +267,12 @@ class Trainer:
         return rate
 
 
-def _split(batch: TrainBatch, microbatches: int) -> list[TrainBatch]:
-    """Blocks of rows of nearly equal size, shortest sequences first, without empty ones; a pair stays
-    together."""
+def _split(batch: TrainBatch, microbatches: int, *, even: bool) -> list[TrainBatch]:
+    """Blocks of rows of nearly equal size, shortest sequences first; a pair stays together. Without empty
+    ones, unless `even`: then there are `microbatches` of them whatever there is to split."""
     together = batch.together
     units = len(batch) // together
-    count = min(microbatches, units)
+    count = microbatches if even else min(microbatches, units)
     if count <= 1:
         return [batch] if count else []
     batch = batch.select(by_length(batch.tokens, together))

@@ -65,7 +65,7 @@ OPTIMIZER = Optimizer(learning_rate=1e-2, warmup_steps=2, max_gradient_norm=0.5,
 
 def block(rows: torch.Tensor, groups) -> torch.Tensor:
     """The contiguous block of rows of this rank's replica."""
-    return rows.chunk(groups.layout.data_parallel)[groups.place.data]
+    return rows.tensor_split(groups.layout.data_parallel)[groups.place.data]
 
 
 def prompts_of(spec) -> torch.Tensor:
@@ -255,7 +255,7 @@ def test_scores_and_training_are_equal_under_every_layout(name):
         for i, rank in enumerate(ranks):
             replica = position_of(i, shape).data
             for kind, expected in reference["scores"].items():
-                part = expected.chunk(shape.data_parallel)[replica]
+                part = expected.tensor_split(shape.data_parallel)[replica]
                 torch.testing.assert_close(rank["scores"][kind], part, rtol=0, atol=1e-12)
             last = position_of(i, shape).pipeline == shape.pipeline_parallel - 1
             for mine, theirs in zip(rank["metrics"], reference["metrics"], strict=True):
