@@ -53,6 +53,7 @@ from rpeg_rt.protocol import (
 from rpeg_rt.realise import BoundNode, Realisation, Weights, WeightTransfer, layout_name
 from rpeg_rt.rows import Key, count, replica_ranks, to_indices
 from rpeg_rt.semantics import Generate, Score, Train
+from rpeg_rt.snapshots.contents import written_by
 from rpeg_rt.snapshots.directory import read_manifest
 from rpeg_rt.snapshots.engines import restore, take
 from rpeg_rt.snapshots.resuming import beginning
@@ -196,11 +197,11 @@ class Worker:
         return Answers(question.first, site.engine.version, to_array(found.cpu().numpy()))
 
     def save(self, request: Save) -> Saved:
-        """Write this worker's slices of a model; ranks with the same slices as others have nothing to add."""
+        """Write this worker's slices of a model, but those that it leaves to others who hold them too."""
         place = self.realisation.serving[request.vertex]
-        engine, position = self.engines[place], self._groups(place).place
-        if position.data == position.context == 0:
-            write_shards(engine.shards(), Path(request.path))
+        engine, spec = self.engines[place], self.problem.models[place.model]
+        mine = written_by(self.rank, spec, self.realisation.ranks_of(place), place.layout)
+        write_shards((s for s in engine.shards() if s.slices in mine.get(s.name, ())), Path(request.path))
         return Saved(request.vertex, engine.version)
 
     def keep(self, request: Keep) -> Kept:

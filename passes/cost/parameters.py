@@ -87,8 +87,10 @@ def layers_shard(spec: ModelSpec, layers: range, tensor_parallel: int = 1, exper
 
 
 def _kinds(spec: ModelSpec, layers: range) -> Iterator[tuple[int, int]]:
-    """Layers that stand for all of `layers`, as many as a period of their kinds has, with what each counts."""
-    dense, every = (layers.stop, 1) if spec.experts is None else (spec.experts.dense_layers, spec.experts.every)
+    """Layers that stand for all of `layers`, as many as a period has, and for how many each stands."""
+    dense, every = (
+        (layers.stop, 1) if spec.experts is None else (spec.experts.dense_layers, spec.experts.every)
+    )
     border = min(max(dense, layers.start), layers.stop)
     full = 1 if spec.sliding_window is None else spec.full_attention_every or 1
     for part, period in ((range(layers.start, border), full), (range(border, layers.stop), lcm(full, every))):

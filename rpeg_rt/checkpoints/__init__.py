@@ -33,7 +33,7 @@ def saved_name(canonical: str, family: str) -> str:
 
 
 def canonical_name(saved: str) -> str:
-    """What the engine calls a tensor of a checkpoint: the inverse of `saved_name`, for all families at once."""
+    """What the engine calls a tensor of a checkpoint: the inverse of `saved_name`, whatever the family."""
     if saved == SCORE:
         return _SCALAR_HEAD
     name = saved.replace(".block_sparse_moe.gate.", ".mlp.gate.")

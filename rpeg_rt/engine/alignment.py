@@ -41,7 +41,7 @@ def by_length(tokens: Tensor, together: int = 1) -> Tensor:
 
 
 def align(tokens: Tensor, prompt_length: int) -> Aligned:
-    """Left-align token rows; without rows, one token in their place whose outputs do not count, so that a pass
+    """Left-align token rows; without any, one token in their place whose outputs do not count, so that a pass
     through the model remains one. Raises ValueError for a sequence without prompt tokens."""
     if not len(tokens):
         ids = torch.zeros(1, 1, dtype=torch.int64, device=tokens.device)

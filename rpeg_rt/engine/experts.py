@@ -2,8 +2,8 @@
 
 Megatron's own layer wants its global state, Transformer Engine or sequence parallelism in places, and one
 module per expert. This one is a function of plain tensors, which serves training, scoring and decoding alike.
-Nothing is dropped and nothing is added to the loss: a token is seen by the `top_k` experts that it likes best,
-however many others like them.
+Nothing is dropped and nothing is added to the loss: a token is seen by the `top_k` experts that it likes
+best, however many others like them.
 
 Hidden states are equal on tensor ranks, so each of them routes its share of the tokens and the shares are put
 together by the sum over tensor ranks that ends every feed-forward layer. Experts are whole on their rank.
@@ -96,7 +96,9 @@ class Experts:
         experts = torch.arange(self._local, device=coming.device).repeat(self._ranks)
         by_expert = experts.repeat_interleave(coming.flatten()).argsort(stable=True)
         seen = self._seen(arrived.index_select(0, by_expert), coming.sum(0), weights)
-        back: Tensor = mappings.all_to_all(self._group, seen.index_select(0, by_expert.argsort()), there, here)
+        back: Tensor = mappings.all_to_all(
+            self._group, seen.index_select(0, by_expert.argsort()), there, here
+        )
         return back
 
     def _seen(self, copies: Tensor, counts: Tensor, weights: ExpertWeights) -> Tensor:

@@ -50,9 +50,7 @@ def train_fused(
     ]
     executed = []
     groups = first.engine.groups
-    planned = planned_microtasks(
-        schedule, groups.place.pipeline, len(first.batch), lockstep=groups.lockstep
-    )
+    planned = planned_microtasks(schedule, groups.place.pipeline, len(first.batch), lockstep=groups.lockstep)
     for microtask in planned:
         begun[microtask.model].run(Task(microtask.direction, microtask.microbatch))
         executed.append(microtask)

@@ -5,8 +5,8 @@ Rounds run microbatch after microbatch, so that the stages of a pipeline work on
 is chosen on the last stage from a number that depends on (seed, step, prompt, rollout, token) alone.
 
 Where experts are divided over ranks of several replicas, the rounds of all replicas are the same: they go on
-until the last of them has what it was asked for, and where one has nothing left to decode in a round its ranks
-still serve the tokens of the others.
+until the last of them has what it was asked for, and where one has nothing left to decode in a round, its
+ranks still serve the tokens of the others.
 """
 
 from collections.abc import Sequence

@@ -24,8 +24,17 @@ def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         out[p + "self_attn.o_proj.weight"] = (d, spec.attention_heads * width)
         if spec.qk_norm:
             out[p + "self_attn.q_norm.weight"] = out[p + "self_attn.k_norm.weight"] = (width,)
-        out[p + "mlp.gate_proj.weight"] = out[p + "mlp.up_proj.weight"] = (f, d)
-        out[p + "mlp.down_proj.weight"] = (d, f)
+        parts = {"mlp.": f}
+        if has_experts(spec, layer):
+            e = spec.experts
+            parts = {f"mlp.experts.{i}.": e.ffn for i in range(e.routed)}
+            parts |= {"mlp.shared_expert.": e.shared_ffn} if e.shared_ffn else {}
+            out[p + "mlp.gate.weight"] = (e.routed, d)
+            if e.shared_gate:
+                out[p + "mlp.shared_expert_gate.weight"] = (1, d)
+        for part, width in parts.items():
+            out[f"{p}{part}gate_proj.weight"] = out[f"{p}{part}up_proj.weight"] = (width, d)
+            out[f"{p}{part}down_proj.weight"] = (d, width)
         out[p + "input_layernorm.weight"] = out[p + "post_attention_layernorm.weight"] = (d,)
         if spec.post_norms:
             out[p + "pre_feedforward_layernorm.weight"] = out[p + "post_feedforward_layernorm.weight"] = (d,)
@@ -103,11 +112,35 @@ def hidden_states(spec: ModelSpec, w: Weights, tokens: Tensor) -> Tensor:
         y = F.linear(attended.transpose(1, 2).reshape(n, length, -1), w[p + "self_attn.o_proj.weight"])
         x = x + (norm(y, p + "post_attention_layernorm") if spec.post_norms else y)
         h = norm(x, p + ("pre_feedforward_layernorm" if spec.post_norms else "post_attention_layernorm"))
-        gate = F.linear(h, w[p + "mlp.gate_proj.weight"])
-        gate = F.silu(gate) if spec.activation == "silu" else F.gelu(gate, approximate="tanh")
-        y = F.linear(gate * F.linear(h, w[p + "mlp.up_proj.weight"]), w[p + "mlp.down_proj.weight"])
+        part = mixture if has_experts(spec, layer) else gated
+        y = part(spec, w, p + "mlp.", h)
         x = x + (norm(y, p + "post_feedforward_layernorm") if spec.post_norms else y)
     return norm(x, "model.norm")
+
+
+def has_experts(spec: ModelSpec, layer: int) -> bool:
+    e = spec.experts
+    return e is not None and layer in range(e.dense_layers, spec.layers) and (layer + 1) % e.every == 0
+
+
+def gated(spec: ModelSpec, w: Weights, p: str, h: Tensor) -> Tensor:
+    gate = F.linear(h, w[p + "gate_proj.weight"])
+    gate = F.silu(gate) if spec.activation == "silu" else F.gelu(gate, approximate="tanh")
+    return F.linear(gate * F.linear(h, w[p + "up_proj.weight"]), w[p + "down_proj.weight"])
+
+
+def mixture(spec: ModelSpec, w: Weights, p: str, h: Tensor) -> Tensor:
+    """Every expert sees every token; what a token is not routed to counts 0."""
+    e = spec.experts
+    likings = F.linear(h, w[p + "gate.weight"]).softmax(-1)
+    likings = likings * (likings >= likings.topk(e.top_k, dim=-1).values[..., -1:])
+    if e.norm_top_k:
+        likings = likings / likings.sum(-1, keepdim=True)
+    y = sum(likings[..., i : i + 1] * gated(spec, w, f"{p}experts.{i}.", h) for i in range(e.routed))
+    if e.shared_ffn:
+        shared = gated(spec, w, p + "shared_expert.", h)
+        y = y + (F.linear(h, w[p + "shared_expert_gate.weight"]).sigmoid() if e.shared_gate else 1) * shared
+    return y
 
 
 def capped(x: Tensor, softcap: float | None) -> Tensor:

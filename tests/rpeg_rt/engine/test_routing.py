@@ -6,7 +6,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from ir_schema.model import Experts, ModelSpec, RopeScaling
+from ir_schema.model import Experts, LatentAttention, ModelSpec, RopeScaling
 from ir_schema.problem import Layout, Workload
 from rpeg_rt.engine import (
     canonical_shapes,
@@ -25,6 +25,12 @@ SPECS = {
     "scalar": {"kv_heads": 2, "head": "scalar"},
     "large vocabulary": {"kv_heads": 2, "vocabulary": 300},
     "both-tied": {"kv_heads": 2, "head": "both", "tied_embeddings": True},
+    "experts": {"kv_heads": 2, "experts": Experts(routed=4, top_k=2, ffn=3, every=2)},
+    "shared expert": {
+        "kv_heads": 2,
+        "ffn": 8,
+        "experts": Experts(routed=8, top_k=1, ffn=5, shared_ffn=4, shared_gate=True, dense_layers=1),
+    },
 }
 LAYOUTS = [
     Layout(data_parallel=d, pipeline_parallel=p, tensor_parallel=t)
@@ -160,7 +166,10 @@ def test_a_reversed_rank_keeps_all_but_its_stage(layout):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"experts": Experts(routed=4, top_k=1, ffn=8)}, "mixture-of-experts"),
+        ({"experts": Experts(routed=4, top_k=1, ffn=8, router_bias=True)}, "bias in the choice of experts"),
+        ({"experts": Experts(routed=4, top_k=1, ffn=8, shared_gate=True)}, "width 0 with a gate"),
+        ({"experts": Experts(routed=4, top_k=1, ffn=8, shared_ffn=7)}, "shared experts of width 7"),
+        ({"latent_attention": LATENT}, "latent attention"),
         ({"family": "falcon"}, "family"),
         ({"activation": "gelu"}, "activation gelu"),
         ({"mlp_bias": True}, "biases in the feed-forward"),

@@ -209,7 +209,8 @@ def test_what_is_not_understood_is_refused_by_name():
     )  # fmt: skip
     assert "experts in family `llama`" in refused("E321", model_type="llama", num_experts=8)
     moe = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2}
-    assert "some layers only" in refused("E321", **moe, decoder_sparse_step=2)
+    assert "`mlp_only_layers`" in refused("E321", **moe, mlp_only_layers=[1])
+    assert "`moe_layer_freq`" in refused("E321", **moe, moe_layer_freq=2)
     assert "hidden_size_per_layer_input" in refused(
         "E321", model_type="gemma4_text", global_head_dim=64, hidden_size_per_layer_input=256
     )
