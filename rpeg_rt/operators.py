@@ -140,8 +140,8 @@ def likelihoods(site: Site, tokens: Tensor, workload: Workload) -> Tensor:
 
 
 def _parts(site: Site, rows: int, workload: Workload) -> int:
-    """Into how many parts a replica's `rows` questions are split: none has more than a replica has sequences in
-    a step. In lockstep, all replicas have the same number of parts."""
+    """Into how many parts a replica's `rows` questions are split: none has more of them than a replica has
+    sequences in a step. In lockstep, all replicas have the same number of parts."""
     most = max(1, workload.sequences // site.placement.data_parallel)
     parts = torch.tensor(-(-rows // most))
     if site.groups.lockstep:

@@ -16,6 +16,7 @@ from rpeg_rt.engine import (
     shard_map,
     unsupported,
 )
+from rpeg_rt.engine.sharding import in_lockstep
 
 WORKLOAD = Workload(prompts=4, rollouts=1, prompt_length=6, response_length=8)
 SPECS = {
@@ -40,6 +41,15 @@ LAYOUTS = [
     Layout(data_parallel=d, pipeline_parallel=p, tensor_parallel=t, context_parallel=c)
     for d, p, t, c in ((1, 1, 1, 2), (1, 2, 2, 2), (2, 2, 1, 2))
 ]
+EXPERT_LAYOUTS = [
+    Layout(data_parallel=d, pipeline_parallel=p, tensor_parallel=t, context_parallel=c, expert_parallel=e)
+    for d, p, t, c, e in ((2, 1, 1, 1, 2), (1, 2, 4, 1, 2), (2, 1, 2, 1, 4), (1, 1, 2, 2, 4), (4, 2, 1, 1, 2))
+]
+LATENT = LatentAttention(kv_rank=4, query_rank=0, nope_head=2, rope_head=2, value_head=2)
+
+
+def layouts(name: str) -> list[Layout]:
+    return LAYOUTS + (EXPERT_LAYOUTS if small(name).experts else [])
 
 
 def small(name: str) -> ModelSpec:
@@ -47,8 +57,10 @@ def small(name: str) -> ModelSpec:
     return ModelSpec(**(base | SPECS[name]))
 
 
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+CASES = [(name, layout) for name in SPECS for layout in layouts(name)]
+
+
+@pytest.mark.parametrize(("name", "layout"), CASES, ids=str)
 def test_shards_of_a_replica_cover_the_model_once_per_copy(name, layout):
     spec = small(name)
     cuts = defaultdict(set)
@@ -64,8 +76,7 @@ def test_shards_of_a_replica_cover_the_model_once_per_copy(name, layout):
         assert (seen == 1).all(), tensor
 
 
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(("name", "layout"), CASES, ids=str)
 def test_local_parameters_are_filled_without_overlap(name, layout):
     spec = small(name)
     for i in range(layout.gpus):
@@ -99,7 +110,7 @@ def test_packed_projection_is_megatrons():
 def test_routes_fill_every_destination_element_once_with_the_fewest_bytes(name):
     spec = small(name)
     shapes = canonical_shapes(spec)
-    for source, destination in itertools.product(LAYOUTS, LAYOUTS[::2]):
+    for source, destination in itertools.product(layouts(name), layouts(name)[::2]):
         for shift in (0, 3):
             here, there = range(source.gpus), range(shift, shift + destination.gpus)
             fragments = route(spec, (here, source), (there, destination))
@@ -189,8 +200,38 @@ def test_what_is_not_supported_is_named(changes, words):
     assert words in reason
 
 
-def test_unsupported_parallelism_is_named():
-    layout = Layout(
-        data_parallel=1, pipeline_parallel=1, tensor_parallel=1, context_parallel=2, expert_parallel=2
-    )
-    assert len(unsupported(small("grouped"), layout, WORKLOAD)) == 2
+def test_experts_in_a_layout_that_they_do_not_fit_are_named():
+    def reasons(name: str, **degrees: int) -> list[str]:
+        one = {"data_parallel": 1, "pipeline_parallel": 1, "tensor_parallel": 1}
+        return unsupported(small(name), Layout(**(one | degrees)), WORKLOAD)
+
+    (alone,) = reasons("grouped", data_parallel=2, expert_parallel=2)
+    (few,) = reasons("experts", data_parallel=3, expert_parallel=3)
+    (narrow,) = reasons("experts", data_parallel=2, pipeline_parallel=2, expert_parallel=4)
+    assert "without experts" in alone
+    assert "4 experts do not divide over 3" in few
+    assert "2 ranks of a pipeline stage do not divide into 4" in narrow
+
+
+def test_neighbours_in_a_stage_hold_all_experts():
+    """Tensor ranks first, then replicas; stages of one replica lie between them."""
+    layout = Layout(data_parallel=2, pipeline_parallel=2, tensor_parallel=2, expert_parallel=4)
+    held = [
+        {int(s.name.split(".")[5]) for s in shard_map(small("experts"), layout, position_of(i, layout))
+         if ".experts." in s.name}
+        for i in range(8)
+    ]  # fmt: skip
+    assert held == [{0}, {1}, {0}, {1}, {2}, {3}, {2}, {3}]
+
+
+def test_replicas_go_in_lockstep_where_expert_groups_cross_them():
+    def crossing(data: int, tensor: int, expert: int) -> bool:
+        return in_lockstep(
+            Layout(data_parallel=data, pipeline_parallel=1, tensor_parallel=tensor, expert_parallel=expert)
+        )
+
+    assert not crossing(2, 4, 4)
+    assert not crossing(4, 2, 1)
+    assert crossing(2, 1, 2)
+    assert crossing(2, 2, 4)
+    assert crossing(2, 3, 2), "the second group has a rank of each"
