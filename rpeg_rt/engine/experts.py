@@ -106,7 +106,7 @@ class Experts:
         width, hidden = self._experts.ffn, self._spec.hidden
         inner = weights.gate_up.view(self._local, 2 * width, hidden).unbind()
         outer = weights.down.view(self._local, hidden, width).unbind()
-        parts = copies.split(counts.tolist())
+        parts = torch.split(copies, counts.tolist())
         seen = [self._fed(x, a, b) for x, a, b in zip(parts, inner, outer, strict=True) if len(x)]
         return torch.cat(seen) if seen else copies
 
@@ -127,12 +127,12 @@ class ExpertLayer(torch.nn.Module):
         shared = e.shared_ffn // layout.tensor_parallel
 
         def parameter(*shape: int, cut: int | None = None, expert: bool = False) -> torch.nn.Parameter:
-            made = torch.nn.Parameter(torch.empty(*shape, dtype=config.params_dtype, device=device()))
+            made: Any = torch.nn.Parameter(torch.empty(*shape, dtype=config.params_dtype, device=device()))
             if cut is not None:
                 set_tensor_model_parallel_attributes(made, True, cut, 1)
             if expert:
                 made.allreduce = False  # Megatron's mark: its replicas are other ranks than a dense weight's.
-            return made
+            return made  # type: ignore[no-any-return]
 
         self.router = parameter(e.routed, hidden)
         self.gate_up = parameter(local * 2 * e.ffn, hidden, cut=0, expert=True)

@@ -48,9 +48,10 @@ def test_a_microtask_too_many_is_refused(more: Microtask) -> None:
 
 def test_microbatches_beyond_the_rows_are_left_out() -> None:
     plan = schedule_pair(1, (2, 3), (1, 1), (3, 3))
-    assert planned_microtasks(plan, 0, 3) == plan.order[0]
-    assert {t.microbatch for t in planned_microtasks(plan, 0, 1)} == {0}
-    assert planned_microtasks(plan, 0, 0) == ()
+    assert planned_microtasks(plan, 0, 3, lockstep=False) == plan.order[0]
+    assert {t.microbatch for t in planned_microtasks(plan, 0, 1, lockstep=False)} == {0}
+    assert planned_microtasks(plan, 0, 0, lockstep=False) == ()
+    assert planned_microtasks(plan, 0, 0, lockstep=True) == plan.order[0]
 
 
 @given(st.integers(1, 7), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4))
