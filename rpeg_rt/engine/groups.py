@@ -13,6 +13,7 @@ import numpy as np
 import torch.distributed as dist
 
 from ir_schema.problem import Layout
+from rpeg_rt.engine.context import Share
 from rpeg_rt.engine.sharding import Position, position_of
 from rpeg_rt.engine.shim import ProcessGroupCollection
 
@@ -53,6 +54,11 @@ class LayoutGroups:
     def is_last_stage(self) -> bool:
         """Whether this rank computes logits and values."""
         return self.place.pipeline == self.layout.pipeline_parallel - 1
+
+    @property
+    def share(self) -> Share:
+        """This rank's share of every sequence of its replica."""
+        return Share(self.place.context, self.layout.context_parallel)
 
     def stage_rank(self, stage: int) -> int:
         """Global rank of another pipeline stage of this rank's replica, context and tensor index."""

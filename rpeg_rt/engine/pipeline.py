@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from rpeg_rt.engine.alignment import Aligned
+from rpeg_rt.engine.context import everywhere
 from rpeg_rt.engine.groups import LayoutGroups
 from rpeg_rt.engine.model import Model, token_logp
 from rpeg_rt.engine.shim import device
@@ -111,7 +112,8 @@ class Stage:
 def response_logp(model: Model, hidden: Tensor, rows: Aligned, temperature: float) -> Tensor:
     """Log-probabilities [b, L_r] of the response tokens under softmax(logits / temperature)."""
     logits = model.logits(hidden.flatten(0, 1).index_select(0, rows.predicting)) / temperature
-    return rows.expand(token_logp(logits, rows.targets, model.groups.collection.tp))
+    logp = token_logp(logits, rows.targets, model.groups.collection.tp)
+    return everywhere(rows.expand(logp), model.groups.collection.cp)
 
 
 def response_values(model: Model, hidden: Tensor, rows: Aligned) -> Tensor:
@@ -119,7 +121,7 @@ def response_values(model: Model, hidden: Tensor, rows: Aligned) -> Tensor:
     if model.value_head is None:
         raise ValueError("the model has no scalar head")
     values: Tensor = model.value_head(hidden.flatten(0, 1).index_select(0, rows.predicting))
-    return rows.expand(values.to(model.wide))
+    return everywhere(rows.expand(values.to(model.wide)), model.groups.collection.cp)
 
 
 def sequence_rewards(model: Model, hidden: Tensor, rows: Aligned) -> Tensor:
@@ -127,4 +129,4 @@ def sequence_rewards(model: Model, hidden: Tensor, rows: Aligned) -> Tensor:
     if model.value_head is None:
         raise ValueError("the model has no scalar head")
     rewards: Tensor = model.value_head(hidden.flatten(0, 1).index_select(0, rows.last))
-    return rewards.to(model.wide)
+    return everywhere(rows.expand_last(rewards.to(model.wide)), model.groups.collection.cp)

@@ -48,6 +48,11 @@ LAYOUTS = [
     layout(2, 1, 2),
     layout(1, 1, 4),
     layout(1, 4, 1),
+    layout(1, 1, 1, 2),
+    layout(1, 1, 1, 4),
+    layout(2, 1, 1, 2),
+    layout(1, 2, 1, 2),
+    layout(1, 1, 2, 2),
 ]
 
 
