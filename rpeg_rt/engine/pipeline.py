@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from rpeg_rt.engine.alignment import Aligned
 from rpeg_rt.engine.context import everywhere
 from rpeg_rt.engine.groups import LayoutGroups
-from rpeg_rt.engine.model import Model, token_logp
+from rpeg_rt.engine.model import Model, token_logp, token_logp_and_entropy
 from rpeg_rt.engine.shim import device
 
 
@@ -111,9 +111,25 @@ class Stage:
 
 def response_logp(model: Model, hidden: Tensor, rows: Aligned, temperature: float) -> Tensor:
     """Log-probabilities [b, L_r] of the response tokens under softmax(logits / temperature)."""
-    logits = model.logits(hidden.flatten(0, 1).index_select(0, rows.predicting)) / temperature
+    logits = _response_logits(model, hidden, rows, temperature)
     logp = token_logp(logits, rows.targets, model.groups.collection.tp)
     return everywhere(rows.expand(logp), model.groups.collection.cp)
+
+
+def response_logp_and_entropy(
+    model: Model, hidden: Tensor, rows: Aligned, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """As `response_logp`, and the float64 sum of the entropies of the response tokens' distributions, without
+    a gradient."""
+    logits = _response_logits(model, hidden, rows, temperature)
+    groups = model.groups.collection
+    logp, entropy = token_logp_and_entropy(logits, rows.targets, groups.tp)
+    total = everywhere(entropy.sum(dtype=torch.float64), groups.cp)
+    return everywhere(rows.expand(logp), groups.cp), total
+
+
+def _response_logits(model: Model, hidden: Tensor, rows: Aligned, temperature: float) -> Tensor:
+    return model.logits(hidden.flatten(0, 1).index_select(0, rows.predicting), temperature)
 
 
 def response_values(model: Model, hidden: Tensor, rows: Aligned) -> Tensor:
