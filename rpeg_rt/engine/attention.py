@@ -32,8 +32,8 @@ class Attention:
     angles: Tensor
 
     def causal(self, query: Tensor, key: Tensor, value: Tensor, first: int = 0) -> Tensor:
-        """Query [b, heads, s, d_h] of positions `first` onward over key and value [b, kv heads, first + s, d_h]
-        of all positions: [b, heads, s, d_h]."""
+        """Query [b, heads, s, d_h] of positions `first` onward over key and value
+        [b, kv heads, first + s, d_h] of all positions: [b, heads, s, d_h]."""
         length = first + query.size(2)
         windowed = self.window is not None and self.window < length
         if self.softcap is None and not windowed and first == 0:

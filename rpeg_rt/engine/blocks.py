@@ -67,10 +67,11 @@ class CausalAttention(torch.nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
         """Attention over earlier positions of the whole sequences, of which these are the rank's share; key
         and value may have fewer heads than query."""
-        both = (key, value)
         if self.share.ranks > 1:
-            both = whole_sequence(torch.cat(both, -1), self._group).split([key.size(-1), value.size(-1)], -1)
-        q, k, v = (t.permute(1, 2, 0, 3) for t in (query, *both))
+            key, value = whole_sequence(torch.cat([key, value], -1), self._group).tensor_split(
+                [key.size(-1)], -1
+            )
+        q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))
         blocks = self.share.blocks(k.size(2))
         parts = [
             self.kind.causal(part, k[:, :, : block.stop], v[:, :, : block.stop], block.start)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 
 class Share(NamedTuple):
-    """The part of each sequence that context rank `index` of `ranks` has."""
+    """The part of each sequence that context rank `rank` of `ranks` has."""
 
-    index: int = 0
+    rank: int = 0
     ranks: int = 1
 
     def blocks(self, length: int) -> tuple[range, ...]:
@@ -25,7 +25,7 @@ class Share(NamedTuple):
         if self.ranks == 1:
             return (range(length),)
         chunk = -(-length // (2 * self.ranks))
-        numbers = (self.index, 2 * self.ranks - 1 - self.index)
+        numbers = (self.rank, 2 * self.ranks - 1 - self.rank)
         return tuple(range(n * chunk, (n + 1) * chunk) for n in numbers)
 
     def padded(self, length: int) -> int:
@@ -49,7 +49,7 @@ class _Sequence(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (whole,) = gradients
         ranks = ctx.group.size()
-        early, late = whole.unflatten(0, (2, ranks, -1)).unbind(0)
+        early, late = whole.view(2, ranks, -1, *whole.shape[1:]).unbind(0)
         parts = torch.stack([early, late.flip(0)], dim=1).flatten(0, 2)
         mine = whole.new_empty(parts.size(0) // ranks, *parts.shape[1:])
         dist.reduce_scatter_tensor(mine, parts, group=ctx.group)
@@ -79,8 +79,9 @@ class _Everywhere(torch.autograd.Function):
 
 
 def everywhere(mine: Tensor, group: Any) -> Tensor:
-    """On all ranks of the group, the results of which each has some and 0 for the others. Differentiable where
-    every rank forms the same loss of them: its gradient then reaches each result where it was computed."""
+    """On all ranks of the group, the results of which each has some and 0 for the others. Differentiable
+    where every rank forms the same loss of them: its gradient then reaches each result where it was computed.
+    """
     if group.size() == 1:
         return mine
     result: Tensor = _Everywhere.apply(mine, group)  # type: ignore[no-untyped-call]
