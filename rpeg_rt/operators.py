@@ -145,7 +145,7 @@ def _parts(site: Site, rows: int, workload: Workload) -> int:
     most = max(1, workload.sequences // site.placement.data_parallel)
     parts = torch.tensor(-(-rows // most))
     if site.groups.lockstep:
-        dist.all_reduce(parts, op=dist.ReduceOp.MAX, group=site.groups.collection.dp)
+        dist.all_reduce(parts, op=dist.ReduceOp.MAX, group=site.groups.collection.dp_cp)
     return int(parts)
 
 

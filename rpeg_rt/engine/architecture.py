@@ -77,8 +77,6 @@ def _unsupported_layout(spec: ModelSpec, layout: Layout) -> list[str]:
     tensor, pipeline = layout.tensor_parallel, layout.pipeline_parallel
     heads, groups = spec.attention_heads, spec.query_groups
     found = []
-    if layout.context_parallel > 1:
-        found.append("the runtime does not execute context parallelism")
     found += _unsupported_experts(spec, layout)
     if spec.layers % pipeline:
         found.append(f"{spec.layers} layers do not divide into {pipeline} pipeline stages of equal size")

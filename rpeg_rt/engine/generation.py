@@ -147,7 +147,7 @@ class Generation:
         if not self._groups.lockstep:
             return wanting
         some = torch.tensor([wanting], dtype=torch.int32, device=device())
-        dist.all_reduce(some, op=dist.ReduceOp.MAX, group=self._groups.collection.dp)
+        dist.all_reduce(some, op=dist.ReduceOp.MAX, group=self._groups.collection.dp_cp)
         return bool(some)
 
     def _collect(self, leaving: list[int]) -> Finished:

@@ -13,6 +13,7 @@ import numpy as np
 import torch.distributed as dist
 
 from ir_schema.problem import Layout
+from rpeg_rt.engine.context import Share
 from rpeg_rt.engine.sharding import Position, in_lockstep, position_of
 from rpeg_rt.engine.shim import ProcessGroupCollection
 
@@ -58,6 +59,11 @@ class LayoutGroups:
     def lockstep(self) -> bool:
         """Whether all replicas make the same passes through the model."""
         return in_lockstep(self.layout)
+
+    @property
+    def share(self) -> Share:
+        """This rank's share of every sequence of its replica."""
+        return Share(self.place.context, self.layout.context_parallel)
 
     def stage_rank(self, stage: int) -> int:
         """Global rank of another pipeline stage of this rank's replica, context and tensor index."""

@@ -67,9 +67,10 @@ def expert_index(position: Position, layout: Layout) -> int:
 
 
 def in_lockstep(layout: Layout) -> bool:
-    """Whether ranks of different replicas exchange tokens with each other, so that all replicas have to make
-    the same passes through the model, empty ones where one has no rows left."""
-    return layout.context_parallel * layout.tensor_parallel % layout.expert_parallel > 0
+    """Whether ranks with different rows exchange tokens with each other, so that all of them have to make the
+    same passes through the model, empty ones where they have no rows left. Such are ranks of different
+    replicas and, while held-out prompts are answered, of one context-parallel group."""
+    return layout.tensor_parallel % layout.expert_parallel > 0
 
 
 def reverse_stages(ranks: Sequence[int], layout: Layout) -> tuple[int, ...]:

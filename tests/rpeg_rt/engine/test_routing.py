@@ -63,6 +63,7 @@ CASES = [(name, layout) for name in SPECS for layout in layouts(name)]
 @pytest.mark.parametrize(("name", "layout"), CASES, ids=str)
 def test_shards_of_a_replica_cover_the_model_once_per_copy(name, layout):
     spec = small(name)
+    assert unsupported(spec, layout, WORKLOAD) == []
     cuts = defaultdict(set)
     for i in range(layout.gpus):
         for shard in shard_map(spec, layout, position_of(i, layout)):
@@ -225,9 +226,15 @@ def test_neighbours_in_a_stage_hold_all_experts():
 
 
 def test_replicas_go_in_lockstep_where_expert_groups_cross_them():
-    def crossing(data: int, tensor: int, expert: int) -> bool:
+    def crossing(data: int, tensor: int, expert: int, context: int = 1) -> bool:
         return in_lockstep(
-            Layout(data_parallel=data, pipeline_parallel=1, tensor_parallel=tensor, expert_parallel=expert)
+            Layout(
+                data_parallel=data,
+                pipeline_parallel=1,
+                tensor_parallel=tensor,
+                context_parallel=context,
+                expert_parallel=expert,
+            )
         )
 
     assert not crossing(2, 4, 4)
@@ -235,3 +242,4 @@ def test_replicas_go_in_lockstep_where_expert_groups_cross_them():
     assert crossing(2, 1, 2)
     assert crossing(2, 2, 4)
     assert crossing(2, 3, 2), "the second group has a rank of each"
+    assert crossing(1, 1, 2, context=2), "context ranks answer held-out prompts as replicas"
