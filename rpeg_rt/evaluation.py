@@ -47,7 +47,7 @@ class Examination(Protocol):
 def _questions(
     realisation: Realisation, vertex: str, rows: npt.NDArray[np.int32], *, paired: bool
 ) -> dict[int, Evaluate]:
-    """A block of `rows` for every replica of `vertex` (those of a pair together), by worker; an empty one only
+    """A block of `rows` for every replica of `vertex` (a pair together), by worker; an empty one only
     where the others need its ranks. Decoding is not split along sequences, so each context-parallel rank then
     counts as a replica."""
     placement = realisation.plan[vertex]

@@ -58,8 +58,8 @@ def align(tokens: Tensor, prompt_length: int, share: Share = _WHOLE) -> Aligned:
     """Left-align token rows; without any, a token in their place whose outputs do not count, so that a pass
     through the model remains one. Raises ValueError for a sequence without prompt tokens."""
     if not len(tokens):
-        columns = sum(map(len, share.blocks(1)))
-        ids = torch.zeros(1, columns, dtype=torch.int64, device=tokens.device)
+        width = sum(map(len, share.blocks(1)))
+        ids = torch.zeros(1, width, dtype=torch.int64, device=tokens.device)
         present, nothing = tokens[:, prompt_length:] >= 0, ids.new_empty(0)
         return Aligned(ids, present, nothing, nothing, present.any(1), nothing)
     rows = tokens.long()
