@@ -59,7 +59,7 @@ def write_prompts(directory: Path, count: int = 10) -> Path:
 
 
 def place(
-    gpus: str, dp: int = 1, pp: int = 1, tp: int = 1, mb: int = 1, waves: int = 1, cp: int = 1
+    gpus: str, dp: int = 1, pp: int = 1, tp: int = 1, mb: int = 1, waves: int = 1, cp: int = 1, ep: int = 1
 ) -> Placement:
     """A vertex on GPUs "a" or "a-b" of node 0.0."""
     first, _, last = gpus.partition("-")
@@ -74,6 +74,7 @@ def place(
         microbatches=mb,
         waves=waves,
         context_parallel=cp,
+        expert_parallel=ep,
     )
 
 

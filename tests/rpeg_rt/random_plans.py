@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
 from calib.hardware import load_hardware
+from ir_schema.model import Experts
 from ir_schema.problem import Optimizer, Placement, Problem
 from passes.search.legality import legal
 from rpeg_rt.engine import unsupported
@@ -88,6 +89,22 @@ def random_problem(dice: random.Random, slots: int, preset: str | None = None) -
     return random_kin(dice, made, preset)
 
 
+def with_experts(dice: random.Random, made: Problem) -> Problem:
+    """The problem with models of a random family of mixtures of experts."""
+    routed = 6 if made.device_space[2] % 3 == 0 else 8
+    experts = Experts(routed=routed, top_k=dice.choice([1, 2, 3]), ffn=dice.choice([5, 10]))
+    family = dice.choice(["mixtral", "qwen2_moe", "qwen3_moe"])
+    changes: dict[str, Any] = {"family": family, "qk_norm": family == "qwen3_moe", "qkv_bias": False}
+    if family != "mixtral":
+        experts = replace(experts, norm_top_k=dice.random() < 0.5, dense_layers=dice.choice([0, 0, 1]))
+        experts = replace(experts, every=dice.choice([1, 1, 2]))
+    if family == "qwen2_moe":
+        changes["qkv_bias"] = dice.random() < 0.5
+        experts = replace(experts, shared_ffn=24, shared_gate=True)
+    models = {name: replace(spec, **changes, experts=experts) for name, spec in made.models.items()}
+    return replace(made, models=models)
+
+
 def random_kin(dice: random.Random, made: Problem, algorithm: str) -> Problem:
     """An algorithm without values, with other hyperparameters, from a problem of PPO."""
     assert made.run is not None
@@ -125,12 +142,19 @@ def random_placement(dice: random.Random, made: Problem, vertex: str, near: list
                 dp, pp, tp = other.data_parallel, other.pipeline_parallel, other.tensor_parallel
         if dp * pp * tp != size or origin + size > slots:
             continue
+        ep = cp = 1
+        if made.models[v.model].experts is not None:
+            ep = dice.choice([2, 2, 3, 4, 6, 8])
+            if v.role != "generation" and dp % 2 == 0 and dice.random() < 0.3:
+                dp, cp = dp // 2, 2
         p = Placement(
             origin=(0, 0, origin),
             extent=(1, 1, size),
             data_parallel=dp,
             pipeline_parallel=pp,
             tensor_parallel=tp,
+            context_parallel=cp,
+            expert_parallel=ep if dp * cp * tp % ep == 0 else 1,
             microbatches=dice.choice([1, 1, 2, 3, 4]),
             waves=dice.choice([1, 1, 2]) if v.role == "generation" else 1,
         )

@@ -17,13 +17,14 @@ from safetensors.torch import load_file
 from ir_schema.envelope import pretty
 from ir_schema.problem import PartialPlacement, Placement, Problem
 from rpeg_rt.checkpoints import saved_name
+from rpeg_rt.checkpoints.config import family_of
 from rpeg_rt.load import load_plan
 from rpeg_rt.run import Settings, execute
 from rpegc.cli.group import run as rpegc
 from tests.reference.process import Process
 from tests.reference.runs import from_problem
 from tests.rpeg_rt.plans import verify, write_prompts
-from tests.rpeg_rt.random_plans import random_plan, random_problem, write_tokenizer
+from tests.rpeg_rt.random_plans import random_plan, random_problem, with_experts, write_tokenizer
 
 PRESETS = ("ppo", "ppo_shared", "grpo", "rloo", "reinforce", "dpo")
 QUICK = {"ppo_shared": (3,), "grpo": (2,), "rloo": (3,), "reinforce": (2,), "dpo": (3,)}
@@ -33,6 +34,13 @@ CASES += [
     pytest.param(preset, seed, marks=pytest.mark.slow)  # type: ignore[misc]
     for preset in PRESETS
     for seed in SLOW
+]
+
+
+EXPERTS = [
+    pytest.param(preset, seed, marks=[] if (preset, seed) == ("rloo", 3) else pytest.mark.slow)
+    for preset in PRESETS
+    for seed in range(1, 7)
 ]
 
 
@@ -83,7 +91,9 @@ def compare(
     updates = len(steps) * w.epochs * w.minibatches
     for model, tensors in weights.items():
         farthest = plain.settings(model).learning_rate * updates
-        wanted_tensors = {saved_name(n, "llama"): t.detach() for n, t in plain.weights[model].items()}
+        family, _ = family_of(plain.specs[model])
+        assert family is not None
+        wanted_tensors = {saved_name(n, family): t.detach() for n, t in plain.weights[model].items()}
         assert tensors.keys() == wanted_tensors.keys()
         for name, values in tensors.items():
             assert torch.allclose(values, wanted_tensors[name], rtol=0, atol=1e-4 * farthest), name
@@ -93,7 +103,21 @@ def compare(
 def test_any_plan_equals_the_plain_process(preset: str, seed: int, tmp_path: Path) -> None:
     dice = random.Random(f"{preset} {seed}")
     made = random_problem(dice, dice.choice([2, 3, 4, 6, 8] if seed >= min(SLOW) else [2, 3]), preset)
-    path = write_problem(tmp_path, made, random_plan(dice, made))
+    held_to_the_plain_process(made, random_plan(dice, made), tmp_path)
+
+
+@pytest.mark.parametrize(("preset", "seed"), EXPERTS)
+def test_any_plan_of_experts_equals_the_plain_process(preset: str, seed: int, tmp_path: Path) -> None:
+    dice = random.Random(f"experts {preset} {seed}")
+    made = with_experts(dice, random_problem(dice, dice.choice([2, 3, 4, 6, 8]), preset))
+    plan = random_plan(dice, made)
+    while not any(p.expert_parallel > 1 for p in plan.values()):
+        plan = random_plan(dice, made)
+    held_to_the_plain_process(made, plan, tmp_path)
+
+
+def held_to_the_plain_process(made: Problem, plan: dict[str, Placement], tmp_path: Path) -> None:
+    path = write_problem(tmp_path, made, plan)
     behind = served_behind(path)
     assert behind == {m: made.graph.staleness.get(m, 0) for m in behind}
     compare(*outcome(path), from_problem(made, tmp_path, verify, behind))

@@ -68,7 +68,7 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"attention_bias": True}, "`qkv_bias` is false in the plan and true there"),
     ({"hidden_act": "gelu"}, "`activation` is silu in the plan and gelu there"),
     ({"model_type": "mistral"}, "`sliding_window` is none in the plan and 4096 there"),
-    ({"model_type": "mixtral"}, "is of family `mixtral`; the runtime starts from llama, mistral"),
+    ({"model_type": "phi3"}, "is of family `phi3`; the runtime starts from llama, mistral"),
     ({"model_type": "absent"}, "is of family `None`"),
     (
         {"architectures": ["LlamaForTokenClassification"]},

@@ -16,7 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ir_schema.problem import Optimizer, Problem
+from ir_schema.model import Experts
+from ir_schema.problem import Optimizer, Placement, Problem
 from rpeg_rt.cli import main
 from rpeg_rt.failure import InterruptedRunError
 from rpeg_rt.load import load_plan
@@ -202,6 +203,34 @@ def compiled(directory: Path, case: str, seed: int) -> tuple[Path, Problem]:
         directory.mkdir()
         return write_plan(directory, executable(made, plan)), made
     return write_problem(directory, made, plan), made
+
+
+@pytest.mark.slow
+def test_experts_go_on_under_another_plan(tmp_path: Path) -> None:
+    """Their weights and moments lie on other ranks than before, with other experts beside them."""
+    run = {"steps": 4, "optimizer": Optimizer(learning_rate=1e-3)}
+    made = without_critic(problem(run=run, device_space=(1, 1, 4)))
+    experts = Experts(routed=4, top_k=2, ffn=12, shared_ffn=8, shared_gate=True, dense_layers=1)
+    changes = {"family": "qwen2_moe", "experts": experts}
+    made = replace(made, models={n: replace(m, **changes) for n, m in made.models.items()})
+    of = {v.name for v in made.graph.vertices}
+
+    def written(name: str, everywhere: Placement, train: Placement) -> Path:
+        plan = {v: p for v, p in colocated(dp=2).items() if v in of}
+        (tmp_path / name).mkdir()
+        return write_plan(
+            tmp_path / name, executable(made, {v: everywhere for v in plan} | {"actor_train": train})
+        )
+
+    first = written("first", place("0-1", dp=2, ep=2), place("0-3", dp=2, tp=2, mb=2, ep=4))
+    other = written("other", place("0-1", tp=2, ep=2), place("0-1", dp=2, ep=2, mb=3))
+    execute(first, Settings(save=tmp_path / "whole"), no_progress)
+    execute(first, Settings(steps=2, save=tmp_path / "half", save_every=2), no_progress)
+    trace = tmp_path / "trace"
+    execute(other, Settings(save=tmp_path / "rest", resume=tmp_path / "half", trace=trace), no_progress)
+    assert not verify_file(trace, other).violations
+    whole, found = (weights(tmp_path / name, ("actor",)) for name in ("whole", "rest"))
+    assert 0 < farthest(found, whole) < 1e-4 * 1e-3 * 4
 
 
 @pytest.mark.slow
