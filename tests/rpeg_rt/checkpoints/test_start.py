@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from ir_schema.families import WITH_EXPERTS
 from ir_schema.hugging_face import import_config
-from ir_schema.model import ModelSpec, RopeScaling
+from ir_schema.model import Experts, ModelSpec, RopeScaling
 from ir_schema.problem import Problem
 from rpeg_rt.checkpoints.config import CLASSES, differences, family_of, written
 from rpeg_rt.checkpoints.directory import INDEX, SINGLE, lay_out_tensors
@@ -24,6 +25,7 @@ from rpeg_rt.failure import FileError
 from tests.rpeg_rt.plans import problem
 
 SMALL = {"layers": 2, "hidden": 16, "ffn": 32, "vocabulary": 61, "attention_heads": 4, "kv_heads": 2}
+FEW = Experts(routed=4, top_k=2, ffn=8)
 
 
 def spec(**changes: Any) -> ModelSpec:
@@ -111,9 +113,27 @@ def test_keys_that_do_not_matter_are_no_obstacle(harmless: dict[str, Any], tmp_p
 PUBLISHED = Path(__file__).parents[2] / "rpegc" / "models" / "configs"
 
 
-@pytest.mark.parametrize("name", ["Qwen--Qwen3-0.6B", "Qwen--Qwen3-8B", "meta-llama--Meta-Llama-3.1-8B"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Qwen--Qwen3-0.6B", "Qwen--Qwen3-8B", "meta-llama--Meta-Llama-3.1-8B"),
+        *("Qwen--Qwen3-30B-A3B", "Qwen--Qwen3-235B-A22B", "mistralai--Mixtral-8x7B-v0.1"),
+    ],
+)
 def test_published_configs_are_understood(name: str) -> None:
     assert not_understood(json.loads((PUBLISHED / f"{name}.json").read_text())) == []
+
+
+def test_experts_that_compute_something_else_are_told(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "a", spec(experts=FEW))
+    assert "model.layers.0.block_sparse_moe.experts.3.w2.weight" in read_header(path / SINGLE)
+    assert looked_at(path, spec(experts=replace(FEW, skew=2.0), ffn=7)).findings == []
+    (finding,) = looked_at(path, spec(experts=replace(FEW, top_k=1, every=2))).findings
+    assert "`experts.top_k` is 1 in the plan and 2 there" in finding
+    assert "`layers with experts` is [1] in the plan and [0, 1] there" in finding
+    edit(path / "config.json", router_jitter_noise=0.1)
+    (finding,) = looked_at(path, spec(experts=FEW)).findings
+    assert "`router_jitter_noise` = 0.1, which is not understood" in finding
 
 
 def remove(name: str) -> Callable[[Path], None]:
@@ -242,6 +262,12 @@ SPECS: list[tuple[dict[str, Any], str | None]] = [
     ({"post_norms": True}, None),
     ({"activation": "gelu_pytorch_tanh", "unit_offset_norm": True, "scaled_embeddings": True}, "gemma"),
     ({"rope_scaling": RopeScaling(kind="yarn", factor=2.0, original_positions=8)}, "llama"),
+    ({"experts": FEW}, "mixtral"),
+    ({"experts": FEW, "sliding_window": 8}, "mixtral"),
+    ({"experts": replace(FEW, every=2), "qk_norm": True}, "qwen3_moe"),
+    ({"experts": replace(FEW, shared_ffn=4, shared_gate=True), "qkv_bias": True}, "qwen2_moe"),
+    ({"experts": replace(FEW, shared_ffn=4)}, None),
+    ({"experts": replace(FEW, norm_top_k=False), "qk_norm": True, "sliding_window": 8}, None),
 ]
 
 
@@ -299,11 +325,30 @@ CONFIG = st.fixed_dictionaries(
 )
 
 
+MIXTRAL = st.fixed_dictionaries({"num_local_experts": st.just(4), "num_experts_per_tok": st.integers(1, 4)})
+EXPERTS = st.fixed_dictionaries(
+    {
+        "num_experts": st.just(4),
+        "num_experts_per_tok": st.integers(1, 4),
+        "moe_intermediate_size": st.just(8),
+        "shared_expert_intermediate_size": st.just(12),
+    },
+    optional={
+        "norm_topk_prob": st.booleans(),
+        "decoder_sparse_step": st.integers(1, 3),
+        "mlp_only_layers": st.sampled_from([[], [0]]),
+        "qkv_bias": st.booleans(),
+    },
+)
+
+
 @pytest.mark.parametrize("family", CLASSES)
 @settings(max_examples=30, deadline=None)
-@given(config=CONFIG)
-def test_what_is_written_is_read_alike(family: str, config: dict[str, Any]) -> None:
+@given(config=CONFIG, data=st.data())
+def test_what_is_written_is_read_alike(family: str, config: dict[str, Any], data: st.DataObject) -> None:
     config = {"model_type": family} | config
+    if family in WITH_EXPERTS:
+        config |= data.draw(MIXTRAL if family == "mixtral" else EXPERTS)
     foreign = " ".join(not_understood(config))
     config = {key: value for key, value in config.items() if f"`{key}` =" not in foreign}
     model = import_config(config, "lm", family)

@@ -213,14 +213,11 @@ def test_experts_go_on_under_another_plan(tmp_path: Path) -> None:
     experts = Experts(routed=4, top_k=2, ffn=12, shared_ffn=8, shared_gate=True, dense_layers=1)
     changes = {"family": "qwen2_moe", "experts": experts}
     made = replace(made, models={n: replace(m, **changes) for n, m in made.models.items()})
-    of = {v.name for v in made.graph.vertices}
 
     def written(name: str, everywhere: Placement, train: Placement) -> Path:
-        plan = {v: p for v, p in colocated(dp=2).items() if v in of}
+        plan = dict.fromkeys(("actor_gen", "ref_inf"), everywhere) | {"actor_train": train}
         (tmp_path / name).mkdir()
-        return write_plan(
-            tmp_path / name, executable(made, {v: everywhere for v in plan} | {"actor_train": train})
-        )
+        return write_plan(tmp_path / name, executable(made, plan))
 
     first = written("first", place("0-1", dp=2, ep=2), place("0-3", dp=2, tp=2, mb=2, ep=4))
     other = written("other", place("0-1", tp=2, ep=2), place("0-1", dp=2, ep=2, mb=3))
