@@ -32,9 +32,9 @@ def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
             out[p + "mlp.gate.weight"] = (e.routed, d)
             if e.shared_gate:
                 out[p + "mlp.shared_expert_gate.weight"] = (1, d)
-        for part, width in parts.items():
-            out[f"{p}{part}gate_proj.weight"] = out[f"{p}{part}up_proj.weight"] = (width, d)
-            out[f"{p}{part}down_proj.weight"] = (d, width)
+        for part, inner in parts.items():
+            out[f"{p}{part}gate_proj.weight"] = out[f"{p}{part}up_proj.weight"] = (inner, d)
+            out[f"{p}{part}down_proj.weight"] = (d, inner)
         out[p + "input_layernorm.weight"] = out[p + "post_attention_layernorm.weight"] = (d,)
         if spec.post_norms:
             out[p + "pre_feedforward_layernorm.weight"] = out[p + "post_feedforward_layernorm.weight"] = (d,)
