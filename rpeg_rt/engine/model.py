@@ -195,8 +195,8 @@ def _decoder(spec: ModelSpec, groups: LayoutGroups, config: Any) -> Any:
 
 
 class _TokenLogProbability(torch.autograd.Function):
-    """log softmax(logits)[target] for logits cut along the vocabulary, and where it is asked for the entropy of
-    softmax(logits), which has no gradient; the group's ranks all get both."""
+    """log softmax(logits)[target] for logits cut along the vocabulary, and where it is asked for the entropy
+    of softmax(logits), which has no gradient; the group's ranks all get both."""
 
     @staticmethod
     def forward(
@@ -248,7 +248,7 @@ def token_logp(logits: Tensor, target: Tensor, group: Any) -> Tensor:
 
 
 def token_logp_and_entropy(logits: Tensor, target: Tensor, group: Any) -> tuple[Tensor, Tensor]:
-    """As `token_logp`, and the entropies [n] of softmax(logits) over the whole vocabulary, in nats and without
-    a gradient. They take no further message between ranks."""
+    """As `token_logp`, and the entropies [n] of softmax(logits) over the whole vocabulary, in nats and
+    without a gradient. They take no further message between ranks."""
     both: tuple[Tensor, Tensor] = _TokenLogProbability.apply(logits, target, group, True)  # type: ignore[no-untyped-call]
     return both
