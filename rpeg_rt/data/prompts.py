@@ -86,8 +86,9 @@ def collect(path: Path, make: Callable[[Located], Prompt | None], seed: int) -> 
     prompts = [p for p in made if p is not None]
     skipped = len(made) - len(prompts)
     if not prompts:
-        reason = f"all {skipped} lines are too long" if skipped else "no prompts"
-        raise DataError(f"{path}: {reason}; one JSON object per line is needed")
+        if skipped:
+            raise DataError(f"{path}: all {skipped} lines are too long")
+        raise DataError(f"{path}: no prompts; one JSON object per line is needed, or a row of Parquet")
     return PromptSet(path, prompts, skipped, seed)
 
 

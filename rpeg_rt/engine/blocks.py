@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from rpeg_rt.engine.activations import Room
 from rpeg_rt.engine.attention import Attention
 from rpeg_rt.engine.context import Share, whole_sequence
 from rpeg_rt.engine.shim import TransformerLayer, attention, device, mappings
@@ -118,7 +119,12 @@ class SelfAttention(attention.SelfAttention):  # type: ignore[misc]
 
 
 class Layer(TransformerLayer):  # type: ignore[misc]
-    """Megatron's transformer layer, of which the backward pass keeps the input alone and runs it again."""
+    """Megatron's transformer layer. For the backward pass it keeps all that this needs where the model has
+    `room` for it, which is `kept` bytes of a shape of hidden states (None: nobody knows how many), and else
+    its input alone: it then runs again."""
+
+    room: Room
+    kept: Callable[[torch.Size], int] | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -144,6 +150,8 @@ class Layer(TransformerLayer):  # type: ignore[misc]
             return output
 
         if not torch.is_grad_enabled():
+            return run(hidden_states), None
+        if self.kept is not None and self.room.take(self.kept(hidden_states.shape)):
             return run(hidden_states), None
         # There is no dropout, so the second run needs no random state of the first.
         return checkpoint(run, hidden_states, use_reentrant=True, preserve_rng_state=False), None

@@ -5,6 +5,7 @@ both heads on one backbone and logits of response tokens alone do not exist ther
 scaled-dot-product attention and always causal: sequences are left-aligned, so padding is only ever behind.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ir_schema.model import ModelSpec, padded_vocabulary
+from rpeg_rt.engine.activations import Room, kept_bytes
 from rpeg_rt.engine.attention import attention_kinds
 from rpeg_rt.engine.blocks import (
     ACTIVATIONS,
@@ -73,7 +75,8 @@ class Model(MegatronModule):  # type: ignore[misc]
     """One rank's stage and tensor shard: embedding on the first stage, heads on the last.
 
     Parameters are named as `rpeg_rt.engine.sharding` says and are left uninitialised. `wide` is the type of
-    log-probabilities, values and rewards: the parameters' type, float32 at least.
+    log-probabilities, values and rewards: the parameters' type, float32 at least. `room` is what layers
+    may keep for the backward pass.
     """
 
     def __init__(self, spec: ModelSpec, groups: LayoutGroups, precision: torch.dtype, positions: int) -> None:
@@ -108,10 +111,13 @@ class Model(MegatronModule):  # type: ignore[misc]
             self.value_head = ScalarHead(spec.hidden, precision)
         self.wide = torch.promote_types(precision, torch.float32)
         first = groups.place.pipeline * len(self.decoder.layers)
+        self.room = Room()
         kinds = attention_kinds(spec, groups.share.padded(positions), self.wide)
         self.kinds = [kinds[spec.is_full_attention(first + i)] for i in range(len(self.decoder.layers))]
         for layer, kind in zip(self.decoder.layers, self.kinds, strict=True):
             layer.attend_as(kind)
+            layer.room = self.room
+            layer.kept = None if spec.experts else partial(kept_bytes, spec, groups, kind, dtype=precision)
         # Rounded to the parameters' type, as it is where such models are made.
         factor = spec.hidden**0.5 if spec.scaled_embeddings else 1.0
         self.embedding_factor = float(torch.tensor(factor, dtype=precision))
