@@ -47,8 +47,8 @@ Step = dict[str, Any]
 
 @dataclass
 class System:
-    """A system, what TRL is told beside the rest or under which cost model this runtime's plan is made, and its
-    steps that count."""
+    """A system, what TRL is told beside the rest or under which cost model this runtime's plan is made, and
+    its steps that count."""
 
     name: str
     options: dict[str, bool] | None = None
