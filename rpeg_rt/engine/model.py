@@ -16,8 +16,8 @@ from ir_schema.model import ModelSpec, padded_vocabulary
 from rpeg_rt.engine.activations import Room, kept_bytes
 from rpeg_rt.engine.attention import attention_kinds
 from rpeg_rt.engine.blocks import (
-    ACTIVATIONS,
     CausalAttention,
+    FeedForward,
     Layer,
     NormThenAdd,
     RMSNorm,
@@ -25,6 +25,7 @@ from rpeg_rt.engine.blocks import (
     SelfAttention,
     capped,
 )
+from rpeg_rt.engine.elementwise import ACTIVATIONS
 from rpeg_rt.engine.groups import LayoutGroups
 from rpeg_rt.engine.shim import (
     ColumnParallelLinear,
@@ -115,7 +116,7 @@ class Model(MegatronModule):  # type: ignore[misc]
         kinds = attention_kinds(spec, groups.share.padded(positions), self.wide)
         self.kinds = [kinds[spec.is_full_attention(first + i)] for i in range(len(self.decoder.layers))]
         for layer, kind in zip(self.decoder.layers, self.kinds, strict=True):
-            layer.attend_as(kind)
+            layer.self_attention.core_attention.attend_as(kind, precision)
             layer.room = self.room
             layer.kept = None if spec.experts else partial(kept_bytes, spec, groups, kind, dtype=precision)
         # Rounded to the parameters' type, as it is where such models are made.
@@ -184,6 +185,7 @@ def _decoder(spec: ModelSpec, groups: LayoutGroups, config: Any) -> Any:
     layer.submodules.input_layernorm = RMSNorm
     layer.submodules.pre_mlp_layernorm = RMSNorm
     layer.submodules.self_attention.module = SelfAttention
+    layer.submodules.mlp.module = FeedForward
     inner = layer.submodules.self_attention.submodules
     inner.core_attention = CausalAttention
     if spec.qk_norm:

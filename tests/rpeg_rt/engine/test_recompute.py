@@ -59,7 +59,8 @@ def saved(spec, precision, room):
     engine = harness.engine(spec, harness.groups_of([0], layout()), precision, trainable=OPTIMIZER, room=room)
     rows = align(responses(spec), WORKLOAD.prompt_length)
     weights = {p.untyped_storage().data_ptr() for p in engine._model.parameters()}
-    weights |= {layer.rotary.untyped_storage().data_ptr() for layer in engine._model.decoder.layers}
+    attending = [layer.self_attention.core_attention for layer in engine._model.decoder.layers]
+    weights |= {turn.untyped_storage().data_ptr() for a in attending for turn in a.turns}
     sizes = {}
 
     def pack(x):
