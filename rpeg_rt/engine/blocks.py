@@ -71,21 +71,20 @@ class CausalAttention(torch.nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
         """Attention over earlier positions of the whole sequences, of which these are the rank's share; key
         and value may have fewer heads than query."""
-        mine = self.share.blocks(query.size(0) * self.share.ranks)
-        parts = [[turn[block.start : block.stop] for block in mine] for turn in self.turns]
-        cosine, sine = (torch.cat(part) if len(part) > 1 else part[0] for part in parts)
+        blocks = self.share.blocks(query.size(0) * self.share.ranks)
+        turns = [[turn[block.start : block.stop] for block in blocks] for turn in self.turns]
+        cosine, sine = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in turns)
         query, key = rotated(query, cosine, sine), rotated(key, cosine, sine)
         if self.share.ranks > 1:
             key, value = whole_sequence(torch.cat([key, value], -1), self._group).tensor_split(
                 [key.size(-1)], -1
             )
         q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))
-        blocks = self.share.blocks(k.size(2))
-        attended = [
+        parts = [
             self.kind.causal(part, k[:, :, : block.stop], v[:, :, : block.stop], block.start)
             for part, block in zip(q.chunk(len(blocks), 2), blocks, strict=True)
         ]
-        out = torch.cat(attended, 2) if len(attended) > 1 else attended[0]
+        out = torch.cat(parts, 2) if len(parts) > 1 else parts[0]
         return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
 
 
