@@ -201,7 +201,7 @@ def _special(config: Mapping[str, Any]) -> dict[str, str]:
     return {name: token for name, token in found.items() if isinstance(token, str)}
 
 
-def _configuration(eos: str) -> bytes:
+def _configuration(eos: str | None) -> bytes:
     """The tokenizer_config.json of a tokenizer of which nothing but its file is known."""
     return _json({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos})
 
