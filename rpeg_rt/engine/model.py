@@ -186,6 +186,7 @@ def _decoder(spec: ModelSpec, groups: LayoutGroups, config: Any) -> Any:
     layer.submodules.pre_mlp_layernorm = RMSNorm
     layer.submodules.self_attention.module = SelfAttention
     layer.submodules.mlp.module = FeedForward
+    layer.submodules.mlp.params["tp_group"] = groups.collection.tp
     inner = layer.submodules.self_attention.submodules
     inner.core_attention = CausalAttention
     if spec.qk_norm:
