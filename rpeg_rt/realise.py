@@ -153,9 +153,12 @@ class Realisation:
         if prediction.cost_model != "megatron" or not place.training:
             return 0
         wide = 2 if run is not None and run.precision == "float64" else 1
-        peak = max(prediction.devices[self.devices[r]].peak_bytes for r in self.ranks_of(place))
+        held = [prediction.devices.get(self.devices[rank]) for rank in self.ranks_of(place)]
+        peaks = [d.peak_bytes for d in held if d is not None]
+        if len(peaks) < len(held):
+            return 0
         at_once = max(len(b.vertices) for b in self.bound.values())
-        return max(0, prediction.score.memory_limit_bytes - wide * peak) // at_once
+        return max(0, prediction.score.memory_limit_bytes - wide * max(peaks)) // at_once
 
     def places(self) -> list[Weights]:
         """Distinct places of weights in vertex order."""
