@@ -27,7 +27,8 @@ class Environment(Record, frozen=True, kw_only=True):
     `machines` are the hosts by node, `processor` and `accelerator` what they compute with (None: no GPU),
     `processors` those that one node may use; `workers` is how many each node had, and `threads` how many each
     of them computes with. `load` is how many processes the first node was running just before (None: the
-    system does not say): on a machine that others use, samples are of what they leave. `started` is a date in ISO 8601.
+    system does not say): on a machine that others use, samples are of what they leave. `started` is a date
+    in ISO 8601.
     """
 
     started: str
@@ -44,8 +45,8 @@ class Environment(Record, frozen=True, kw_only=True):
 
 
 class Memory(Record, frozen=True, kw_only=True):
-    """Bytes of one GPU, or on CPU of one worker's equal part of its node, and what a worker's process occupies
-    of them before it has made any model: context, libraries, communication."""
+    """Bytes of one GPU, or on CPU of one worker's equal part of its node, and what a worker's process
+    occupies of them before it has made any model: context, libraries, communication."""
 
     total_bytes: int
     idle_bytes: int
@@ -114,10 +115,11 @@ class OperatorCase(Record, frozen=True, kw_only=True):
 class OperatorSample(Record, frozen=True, kw_only=True):
     """An operator run by the runtime's own engine on the placement's workers.
 
-    `busy_seconds` are processor seconds of all of them together, by repetition. `tensor_bytes` is the most that
-    live tensors occupied on the fullest worker while the operator ran, weights and state included, above what
-    there was before the model was made; `process_bytes` the most that the worker's process occupied of its
-    GPU or, on CPU, of memory (None: the system does not say).
+    `busy_seconds` are processor seconds of all of them together, by repetition: on a machine that others use
+    they say more than `seconds`. `tensor_bytes` is the most that live tensors occupied on the fullest worker
+    while the operator ran, weights and state included, above what there was before the model was made;
+    `process_bytes` the most that a worker's process occupied of its GPU or, on CPU, of memory (None: the
+    system does not say).
     """
 
     case: OperatorCase
