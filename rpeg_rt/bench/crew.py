@@ -40,6 +40,11 @@ class Workers:
         """Versions of packages, on all nodes alike."""
         return self._fleet.own.software
 
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids by rank."""
+        return self._fleet.pids
+
     def interrupt(self, number: int) -> None:
         """Signal `number` asks to stop: what waits now ends; callable at any time."""
         self._asked = number

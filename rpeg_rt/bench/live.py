@@ -45,16 +45,13 @@ def peak_tensor_bytes(prepare: Callable[[], Callable[[], object]]) -> int:
 
 def highest(changes: Iterable[tuple[int, int]], begin: int, end: int) -> int:
     """The highest running sum of (time, change), at any time from `begin` to `end`."""
-    sum_now = most = 0
+    level = most = 0
     for at, change in sorted(changes, key=lambda c: c[0]):
         if at > end:
             break
-        if at >= begin:
-            most = max(most, sum_now)
-        sum_now += change
-        if at >= begin:
-            most = max(most, sum_now)
-    return max(most, sum_now)
+        level += change
+        most = level if at < begin else max(most, level)
+    return most
 
 
 def forget_peak() -> None:
