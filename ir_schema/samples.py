@@ -10,7 +10,7 @@ import msgspec
 
 from ir_schema.base import Record, Role, Tier
 from ir_schema.model import ModelSpec
-from ir_schema.problem import Placement, Workload
+from ir_schema.problem import Layout, Placement, Workload
 
 VERSION = 1
 
@@ -145,13 +145,13 @@ class Samples(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Grid(Record, frozen=True, kw_only=True):
-    """Operators to measure: every role of every model, in every layout (P_d, P_p, P_t) and number of
-    microbatches, on every workload; and single `cases`."""
+    """Operators to measure: every role of every model, in every layout and number of microbatches, on every
+    workload; and single `cases`."""
 
     models: dict[str, ModelSpec] = {}
     roles: tuple[Role, ...] = ("generation", "inference", "training")
     workloads: tuple[Workload, ...] = ()
-    layouts: tuple[tuple[int, int, int], ...] = ()
+    layouts: tuple[Layout, ...] = ()
     microbatches: tuple[int, ...] = (1,)
     cases: tuple[OperatorCase, ...] = ()
 

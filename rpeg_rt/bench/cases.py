@@ -67,8 +67,7 @@ def _product(grid: Grid, nodes: Sequence[int]) -> Iterator[OperatorCase]:
     for model in grid.models.values():
         for role in grid.roles:
             for workload in grid.workloads:
-                for degrees in grid.layouts:
-                    layout = Layout(**dict(zip(_DEGREES, degrees, strict=True)))
+                for layout in grid.layouts:
                     extent = (1, max(1, layout.gpus // per_node), min(layout.gpus, per_node))
                     for microbatches in grid.microbatches:
                         placement = Placement(
@@ -77,15 +76,23 @@ def _product(grid: Grid, nodes: Sequence[int]) -> Iterator[OperatorCase]:
                             data_parallel=layout.data_parallel,
                             pipeline_parallel=layout.pipeline_parallel,
                             tensor_parallel=layout.tensor_parallel,
+                            context_parallel=layout.context_parallel,
+                            expert_parallel=layout.expert_parallel,
                             microbatches=microbatches,
                         )
                         yield OperatorCase(role=role, model=model, workload=workload, placement=placement)
 
 
-_DEGREES = ("data_parallel", "pipeline_parallel", "tensor_parallel")
-
-
 # Grids that are used by default ------------------------------------------------------------------------
+
+
+def _layouts(*degrees: tuple[int, int, int]) -> tuple[Layout, ...]:
+    return tuple(Layout(data_parallel=d, pipeline_parallel=p, tensor_parallel=t) for d, p, t in degrees)
+
+
+_ALONE = _layouts((1, 1, 1))
+_PAIRS = _layouts((2, 1, 1), (1, 2, 1), (1, 1, 2))
+_FOURS = _layouts((4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2))
 
 
 def _model(layers: int, hidden: int, ffn: int, vocabulary: int, *, head: str, width: int) -> ModelSpec:
@@ -117,12 +124,11 @@ def calibrating(gpu: bool, quick: bool) -> tuple[Grid, ...]:
         forward = Workload(prompts=4, rollouts=1, prompt_length=128, response_length=128)
         short = Workload(prompts=8, rollouts=1, prompt_length=8, response_length=16)
         longer = Workload(prompts=32, rollouts=1, prompt_length=24, response_length=40)
-    alone = ((1, 1, 1),)
-    peak = Grid(models={"large": large}, roles=("inference",), workloads=(forward,), layouts=alone)
+    peak = Grid(models={"large": large}, roles=("inference",), workloads=(forward,), layouts=_ALONE)
     small = Grid(
         models={"shallow": shallow} if quick else {"deep": deep, "shallow": shallow},
         workloads=(short,) if quick else (short, longer),
-        layouts=alone if quick else ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (4, 1, 1)),
+        layouts=_ALONE if quick else (*_ALONE, *_PAIRS, _FOURS[0]),
         microbatches=(1, 4),
     )
     return peak, small
@@ -157,23 +163,22 @@ def examining(gpu: bool, quick: bool) -> tuple[Grid, ...]:
         response_length=long,
         length_quantiles=((0.25, long // 8), (0.75, long // 2), (1.0, long)),
     )
-    layouts = ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2))
     if quick:
-        return (Grid(models={"lm": models["lm"]}, workloads=workloads[:1], layouts=layouts[:2]),)
-    four = ((4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2))
+        return (Grid(models={"lm": models["lm"]}, workloads=workloads[:1], layouts=(*_ALONE, _PAIRS[0])),)
+    upto_two = (*_ALONE, *_PAIRS)
     values: tuple[Role, ...] = ("inference", "training")
     policies, policy = {k: m for k, m in models.items() if k != "scalar"}, {"lm": models["lm"]}
     critic = {"scalar": models["scalar"]}
     return (
-        Grid(models=policies, workloads=workloads, layouts=layouts, microbatches=(2,)),
-        Grid(models=policy, workloads=workloads[1:2], layouts=layouts[::2], microbatches=(1, 4)),
-        Grid(models=critic, roles=values, workloads=workloads[1:2], layouts=layouts, microbatches=(2,)),
-        Grid(models=policy, workloads=workloads[1:], layouts=four, microbatches=(2,)),
+        Grid(models=policies, workloads=workloads, layouts=upto_two, microbatches=(2,)),
+        Grid(models=policy, workloads=workloads[1:2], layouts=upto_two[::2], microbatches=(1, 4)),
+        Grid(models=critic, roles=values, workloads=workloads[1:2], layouts=upto_two, microbatches=(2,)),
+        Grid(models=policy, workloads=workloads[1:], layouts=_FOURS, microbatches=(2,)),
         Grid(
             models=policy | critic,
             roles=values,
             workloads=(uneven,),
-            layouts=(*layouts[:2], four[0]),
+            layouts=(*_ALONE, _PAIRS[0], _FOURS[0]),
             microbatches=(4,),
         ),
     )

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ir_schema.problem import Placement, Workload
+from ir_schema.problem import Layout, Placement, Workload
 from ir_schema.samples import Grid, OperatorCase
 from passes.cost.lengths import response_quantile
 from rpeg_rt.bench.cases import calibrating, examining, expand, impossible, read_grid
@@ -43,10 +43,13 @@ def test_the_default_grids_are_large_enough_and_have_no_model_in_common() -> Non
             assert all(expand(g, [1]) for g in grids)
 
 
+def side_by_side(count: int) -> Layout:
+    return Layout(data_parallel=count, pipeline_parallel=1, tensor_parallel=1)
+
+
 def test_a_layout_takes_whole_nodes_once_it_is_larger_than_one() -> None:
-    grid = Grid(
-        models={"m": MODEL}, roles=("inference",), workloads=(WORKLOAD,), layouts=((2, 1, 1), (4, 1, 1))
-    )
+    layouts = (side_by_side(2), side_by_side(4))
+    grid = Grid(models={"m": MODEL}, roles=("inference",), workloads=(WORKLOAD,), layouts=layouts)
     assert [c.placement.extent for c in expand(grid, [2, 2])] == [(1, 1, 2), (1, 2, 2)]
     assert [c.placement.extent for c in expand(grid, [4])] == [(1, 1, 2), (1, 1, 4)]
     assert [c.placement.extent for c in expand(grid, [3, 3])] == [(1, 1, 2)]
@@ -73,15 +76,16 @@ def test_what_cannot_be_run_is_told(change: dict[str, object], told: str) -> Non
 
 def test_a_grid_of_nothing_and_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="no operator of the grid can run on 2 workers"):
-        expand(Grid(models={"m": MODEL}, workloads=(WORKLOAD,), layouts=((4, 1, 1),)), [2])
+        expand(Grid(models={"m": MODEL}, workloads=(WORKLOAD,), layouts=(side_by_side(4),)), [2])
     path = tmp_path / "grid.json"
     with pytest.raises(FileError, match=r"cannot read the grid .*grid\.json: No such file"):
         read_grid(path)
     path.write_text(json.dumps({"models": {}, "role": ["training"]}))
     with pytest.raises(FileError, match=r"not a grid of operators: .*`role`"):
         read_grid(path)
-    path.write_text(json.dumps({"roles": ["training"], "layouts": [[1, 2, 1]]}))
-    assert read_grid(path) == Grid(roles=("training",), layouts=((1, 2, 1),))
+    degrees = {"data_parallel": 3, "pipeline_parallel": 1, "tensor_parallel": 1}
+    path.write_text(json.dumps({"roles": ["training"], "layouts": [degrees]}))
+    assert read_grid(path) == Grid(roles=("training",), layouts=(side_by_side(3),))
 
 
 @settings(deadline=None)
