@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from ir_schema.model import ModelSpec
-from rpeg_rt.engine.blocks import ACTIVATIONS
+from rpeg_rt.engine.elementwise import ACTIVATIONS, gated
 from rpeg_rt.engine.groups import LayoutGroups
 from rpeg_rt.engine.shim import device, mappings, set_tensor_model_parallel_attributes
 
@@ -111,8 +111,7 @@ class Experts:
         return torch.cat(seen) if seen else copies
 
     def _fed(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
-        return F.linear(self._activation(gate) * up, down)
+        return F.linear(gated(F.linear(x, gate_up), self._activation), down)
 
 
 class ExpertLayer(torch.nn.Module):
