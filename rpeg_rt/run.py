@@ -21,6 +21,7 @@ from rpeg_rt.joining import launched_fleet, local_fleet
 from rpeg_rt.launch import Launch
 from rpeg_rt.load import Plan, load_plan
 from rpeg_rt.metrics import JsonLines, Meter, Sink, StepMetrics, TensorBoard
+from rpeg_rt.patience import Patience
 from rpeg_rt.preflight import check, this_machine
 from rpeg_rt.progress import StepReport
 from rpeg_rt.snapshots.directory import has_snapshots, refuse_others
@@ -48,7 +49,7 @@ class Settings:
     keep: int = 2
     resume: Path | None = None
     eval_every: int | None = None
-    node_seconds: float = 600.0
+    node_seconds: float | None = None
     interface: str | None = None
     port: int | None = None
     launch: Launch | None = None
@@ -150,7 +151,7 @@ def _execute(
             snapshot=None if resumed is None else resumed.place,
             save=settings.save,
             saver=saver,
-            node_seconds=settings.node_seconds,
+            patience=Patience(settings.node_seconds),
             eval_every=eval_every,
             crew=crew,
             on_step=on_step,

@@ -7,8 +7,10 @@ controller goes away.
 
 import os
 import socket
+import threading
 import time
 import traceback
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -30,6 +32,7 @@ from rpeg_rt.network import keep_alive
 from rpeg_rt.operators import Generating, Site, Training, likelihoods, score, train, train_together
 from rpeg_rt.precision import number_type, weight_type
 from rpeg_rt.protocol import (
+    PULSE_SECONDS,
     Answers,
     Channel,
     Command,
@@ -40,6 +43,7 @@ from rpeg_rt.protocol import (
     Keep,
     Kept,
     Move,
+    Pulse,
     Ready,
     RowsFrame,
     Save,
@@ -392,6 +396,14 @@ def _store(address: tuple[str, int], rank: int, listener: int | None) -> TCPStor
     )
 
 
+def _beat(channel: Channel) -> None:
+    """Tell the controller for as long as there is one that this process lives, and how much it works."""
+    with suppress(OSError):
+        while True:
+            channel.send(Pulse(time.monotonic_ns(), time.process_time_ns()))
+            time.sleep(PULSE_SECONDS)
+
+
 def main(rank: int, address: tuple[str, int], secret: str, listener: int | None) -> int:
     """Serve commands until the controller says stop or goes away; the process's exit code. `listener` is the
     descriptor of the store's socket, for worker 0."""
@@ -406,6 +418,7 @@ def main(rank: int, address: tuple[str, int], secret: str, listener: int | None)
             start = channel.receive()
             if not isinstance(start, Start):
                 return 1
+            threading.Thread(target=_beat, args=(channel,), daemon=True).start()
             worker = Worker(rank, start, listener)
             channel.send(Ready())
             while True:
