@@ -168,9 +168,9 @@ class Controller:
                     self._evaluate(0)
                 self._loop()
                 self.finished_ns = self._now()
-                self._evaluate(self.steps)
                 if self.save is not None:
                     self.interludes.save_weights(self.save)
+                self._evaluate(self.steps)
                 if self._saver is not None and self._saver.every is not None:
                     failure = self.interludes.snapshot(self._saver, self.steps)
                     if failure is not None:
@@ -344,10 +344,14 @@ class Controller:
         self.dispatcher.boundary = boundary(step, self._save_every, self.steps)
 
     def _postpone(self, number: int) -> bool:
-        """Whether a request to stop is met after the steps that have begun: where snapshots are left. A
-        launcher's request comes from every task; Ctrl-C is not patient twice."""
-        underway = self.dispatcher.begun > self._first and not self.finished_ns
-        if self._saver is None or not underway or (self._stopping is not None and number == signal.SIGINT):
+        """Whether a request to stop is met after the steps that have begun: where snapshots are left. After
+        the last step nothing but the end is left. A launcher's request comes from every task; Ctrl-C is not
+        patient twice."""
+        if self._saver is None or (self._stopping is not None and number == signal.SIGINT):
+            return False
+        if self.finished_ns:
+            return number != signal.SIGINT
+        if self.dispatcher.begun == self._first:
             return False
         if self._stopping is None:
             self._stopping = number

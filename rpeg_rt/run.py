@@ -24,6 +24,7 @@ from rpeg_rt.metrics import JsonLines, Meter, Sink, StepMetrics, TensorBoard
 from rpeg_rt.patience import Patience
 from rpeg_rt.preflight import check, this_machine
 from rpeg_rt.progress import StepReport
+from rpeg_rt.signals import complete
 from rpeg_rt.snapshots.directory import has_snapshots, refuse_others
 from rpeg_rt.snapshots.resuming import Resumed, resume
 from rpeg_rt.snapshots.saver import Saver
@@ -159,7 +160,8 @@ def _execute(
             warn=warn,
         )
         controller.run(lambda finished: Host(problem, seed, directory, finished, warn))
-        verdict = verify_trace(plan, read_trace(trace))
+        with complete():
+            verdict = verify_trace(plan, read_trace(trace))
         if verdict.violations:
             raise VerificationError(verdict.violations)
     prediction = plan.executable.prediction

@@ -49,6 +49,13 @@ def on_interrupt(call: Callable[[int], None]) -> Iterator[None]:
 
 
 @contextmanager
+def complete() -> Iterator[None]:
+    """While this lasts, launchers are not heard: what they want stopped is done. Ctrl-C raises Stopped."""
+    with _handled(lambda number, frame: _stop(number, frame) if number == signal.SIGINT else None):
+        yield
+
+
+@contextmanager
 def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[dict[signal.Signals, Any]]:
     """`handler` in place of those that are yielded, and set again at the end."""
     if threading.current_thread() is not threading.main_thread():

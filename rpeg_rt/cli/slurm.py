@@ -55,6 +55,8 @@ def slurm_command(
         time=limit,
         steps=run["steps"],
         interface=run["interface"],
+        save=run["save"],
+        trace=run["trace"],
         options=options,
     )
     script = batch_script(plan, job)
