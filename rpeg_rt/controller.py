@@ -24,6 +24,7 @@ from rpeg_rt.failure import ExitCode, FileError, InterruptedRunError, RunError, 
 from rpeg_rt.host import Host
 from rpeg_rt.interludes import Interludes
 from rpeg_rt.load import Plan
+from rpeg_rt.network import BACKEND
 from rpeg_rt.patience import Limit, Patience
 from rpeg_rt.pauses import pause
 from rpeg_rt.pool import Verified
@@ -107,7 +108,7 @@ class Controller:
             continues=saver is not None,
         )
         self.dispatcher.boundary = boundary(self._first, self._save_every, steps)
-        self.fleet, self._ranks = crew.fleet, crew.ranks
+        self.fleet, self._ranks, self._machines = crew.fleet, crew.ranks, crew.machines
         self.blame = Blame(realisation, crew.machines)
         self.watch = Watch(crew.fleet, self.blame, self._doing, self._postpone)
         self._clocks = [Clock() for _ in crew.machines]
@@ -139,6 +140,8 @@ class Controller:
                 seed=self.seed,
                 precision=self._run_config.precision,
                 workers=dict(enumerate(self.realisation.devices)),
+                machines=dict(enumerate(self._machines)),
+                backend=BACKEND,
                 software=software_versions(),
                 eval_every=self._eval_every,
                 first=self._first,

@@ -22,7 +22,7 @@ from rpeg_rt.launch import Launch
 from rpeg_rt.load import Plan, load_plan
 from rpeg_rt.metrics import JsonLines, Meter, Sink, StepMetrics, TensorBoard
 from rpeg_rt.patience import Patience
-from rpeg_rt.preflight import check, this_machine
+from rpeg_rt.preflight import check, plausible, this_machine
 from rpeg_rt.progress import StepReport
 from rpeg_rt.signals import complete
 from rpeg_rt.snapshots.directory import has_snapshots, refuse_others
@@ -83,6 +83,7 @@ def _execute(
     note: Callable[[str], None],
 ) -> Outcome:
     """Run a plan on the tasks of a launcher, which join `fleet`, or (None) on workers of its own."""
+    plausible(plan.executable)
     problem, directory = plan.executable.problem, settings.data or _data_directory(plan)
     run = problem.run or RunConfig()  # `check` refuses a plan without
     steps = run.steps if settings.steps is None else settings.steps

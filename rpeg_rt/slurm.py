@@ -11,7 +11,7 @@ from pathlib import Path
 from rpeg_rt.allocation import plan_nodes
 from rpeg_rt.failure import FileError
 from rpeg_rt.load import load_plan
-from rpeg_rt.preflight import check
+from rpeg_rt.preflight import check, plausible
 from rpeg_rt.secret import VARIABLE
 
 START_MINUTES = 10
@@ -45,6 +45,7 @@ def batch_script(path: Path, job: Job) -> str:
     FileError, and PreflightError for a plan that cannot run anywhere."""
     plan = load_plan(path)
     executable = plan.executable
+    plausible(executable)
     nodes = plan_nodes(check(executable, None))
     per_node = max(len(ranks) for ranks in nodes.values())
     run = executable.problem.run

@@ -28,7 +28,7 @@ from rpeg_rt.engine.microtasks import schedule_hash
 from rpeg_rt.engine.routing import Fragment, route
 from rpeg_rt.engine.training import NumericError
 from rpeg_rt.engine.transfer import exchange, move_fragments
-from rpeg_rt.network import keep_alive
+from rpeg_rt.network import BACKEND, keep_alive
 from rpeg_rt.operators import Generating, Site, Training, likelihoods, score, train, train_together
 from rpeg_rt.precision import number_type, weight_type
 from rpeg_rt.protocol import (
@@ -96,7 +96,7 @@ class Worker:
         self.run = self.problem.run
         world = self.realisation.world
         store = _store(start.store, rank, listener)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world)
         self.groups: dict[tuple[tuple[int, ...], object], LayoutGroups] = {
             place: make_layout(*place) for place in self.realisation.layouts()
         }

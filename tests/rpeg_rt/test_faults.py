@@ -17,6 +17,7 @@ import pytest
 
 from ir_schema.problem import Optimizer, Placement, Problem
 from rpeg_rt.cli import main
+from rpeg_rt.signals import Stopped, complete, on_interrupt, stoppable
 from rpeg_rt.verify import verify_file
 from tests.rpeg_rt.plans import colocated, executable, place, problem, without_critic, write_plan
 
@@ -191,6 +192,61 @@ def test_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str], option:
     assert f"error: cannot write the {option[2:]} /dev/full: No space left on device" in text
 
 
+def listens_for(process: subprocess.Popen[str], number: int) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_in_the_first_moments_ends_the_program_in_order(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """At once, and a little later: imports, and what is looked at before anything is started."""
+    path = write_plan(tmp_path, executable(problem(), colocated()))
+    for seconds in (0.0, 0.15):
+        process = rpeg_rt(path)
+        while not listens_for(process, signal.SIGTERM):
+            assert process.poll() is None
+        time.sleep(seconds)
+        process.send_signal(number)
+        text = end(process, 130, within=20)
+        assert f"error: interrupted by {number.name}\n" in text
+
+
+def test_a_signal_is_heard_once() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def asked() -> None:
+        with stoppable(last=False):
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGUSR1)  # the way out is not cut off
+
+    heard: list[int] = []
+
+    def failing() -> None:
+        with stoppable(last=False):
+            try:
+                with on_interrupt(heard.append):
+                    signal.raise_signal(signal.SIGINT)
+                    raise KeyError
+            finally:
+                signal.raise_signal(signal.SIGINT)
+
+    def at_the_end() -> None:
+        with stoppable(last=False), complete():
+            signal.raise_signal(signal.SIGTERM)  # it comes too late
+            signal.raise_signal(signal.SIGINT)
+
+    for call, outcome in ((asked, Stopped), (failing, KeyError), (at_the_end, Stopped)):
+        with pytest.raises(outcome):
+            call()
+    assert heard == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_an_interrupt_while_workers_start_ends_at_once(tmp_path: Path) -> None:
     path = write_plan(tmp_path, executable(problem(), colocated()))
     process = rpeg_rt(path, "--trace", tmp_path / "trace.jsonl")
@@ -199,7 +255,7 @@ def test_an_interrupt_while_workers_start_ends_at_once(tmp_path: Path) -> None:
         while not (below := list(descendants(process.pid))) and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        end(process, 130, within=3)
+        end(process, 130, within=10)
         assert alive(below) == []
     finally:
         process.kill()
