@@ -98,7 +98,7 @@ def implausible(executable: Executable) -> list[str]:
         found += _within(where, placement, _PLACEMENT)
         found += _inside(where, placement.allocation, problem)
     for node in executable.template:
-        found += _template_node(node, problem)
+        found += _template_node(node, executable)
     for device, memory in executable.prediction.devices.items():
         found += _within(f"prediction.devices.{device}", memory, {"peak_bytes": (0, 2**63 - 1)})
     return found
@@ -193,11 +193,9 @@ def _inside(where: str, allocation: Allocation | None, problem: Problem) -> Iter
         )
 
 
-def _template_node(node: TemplateNode, problem: Problem) -> Iterator[str]:
-    where = f"template node {node.id}"
+def _template_node(node: TemplateNode, executable: Executable) -> Iterator[str]:
+    where, problem, plan = f"template node {node.id}", executable.problem, executable.plan
     yield from _within(where, node, _NODE)
-    yield from _inside(where, node.allocation, problem)
-    yield from _inside(where, node.source_allocation, problem)
     if node.phase is not None and node.phase > node.phases:
         yield f"{where} is phase {node.phase} of {node.phases}"
     for edge in node.edges:
@@ -207,3 +205,12 @@ def _template_node(node: TemplateNode, problem: Problem) -> Iterator[str]:
             yield f"{where} names model `{model}`, which the plan does not have"
         if not -_STEPS <= offset <= 1:
             yield f"{where} is of a version {offset} steps from its own"
+    ends = [(vertex, node.allocation, node.layout) for vertex in node.members or (node.vertex,)]
+    if node.kind != "Op":
+        ends.append((node.source or "", node.source_allocation, node.source_layout))
+    for vertex, allocation, layout in ends:
+        placed = plan.get(vertex)
+        if (allocation, layout) != (None if placed is None else (placed.allocation, placed.layout)) and (
+            placed is not None or allocation is not None
+        ):
+            yield f"{where} is not where the plan places `{vertex}`, or not in its layout"

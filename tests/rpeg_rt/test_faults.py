@@ -3,13 +3,15 @@
 import json
 import os
 import re
+import resource
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -292,6 +294,90 @@ def test_the_directory_of_the_weights_is_made(tmp_path: Path, capsys: pytest.Cap
     assert "cannot write the trace" in text
 
 
+def test_a_worker_that_runs_out_of_memory(tmp_path: Path) -> None:
+    with long_run(tmp_path, colocated(dp=2)) as (process, below):
+        used = int(Path(f"/proc/{below[1]}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.prlimit(below[1], resource.RLIMIT_AS, (used // 2, used // 2))
+        text = end(process, 4, within=60)
+    assert re.search(r"^error: worker 0 \(GPU 0\.0\.0\) on .*(memory|alloc|was lost)", text, re.MULTILINE), (
+        text
+    )
+    check_trace(tmp_path, 4)
+
+
+def test_a_slow_worker_is_waited_for(tmp_path: Path) -> None:
+    """It works for a tenth of the time, and much longer than what was predicted of it."""
+    path = write_plan(tmp_path, executable(problem(), colocated(dp=2)))
+    process = rpeg_rt(path, "--steps", 6, "--trace", tmp_path / "trace.jsonl")
+    assert process.stderr is not None
+    try:
+        assert process.stderr.readline().startswith("step ")
+        worker = list(descendants(process.pid))[-1]
+        while process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGSTOP)
+                time.sleep(0.27)
+                os.kill(worker, signal.SIGCONT)
+                time.sleep(0.03)
+        end(process, 0, within=PATIENCE)
+    finally:
+        process.kill()
+        process.wait()
+    check_trace(tmp_path, 0)
+
+
+@contextmanager
+def small_disk(directory: Path, size: str) -> Iterator[Path]:
+    """A file system of its own that holds so much."""
+    directory.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", directory], check=False
+    ).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", directory], check=True)
+
+
+def test_a_disk_that_fills_up_between_two_snapshots(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The snapshot before is there, whole, and is what the run goes on from; a damaged one is passed over."""
+    path = write_plan(tmp_path, executable(problem(), colocated(dp=2)))
+    with small_disk(tmp_path / "small", "64m") as disk:
+        first = ("--save", disk / "run", "--save-every", 1, "--trace", tmp_path / "trace.jsonl")
+        assert run_cli(capsys, path, *first, "--steps", 1)[0] == 0
+        one = sum(f.stat().st_size for f in (disk / "run" / "step-00000001").iterdir())
+        free = shutil.disk_usage(disk).free
+        (disk / "other").write_bytes(bytes(free - one // 2))
+        for model in ("actor", "critic"):
+            shutil.rmtree(disk / "run" / model)
+        code, text = run_cli(capsys, path, *first, "--resume", disk / "run", "--steps", 3)
+        assert code == 2, text
+        assert re.search(
+            r"warning: the snapshot after step 2 could not be written to \S*: .*[Nn]o space left on device"
+            r".*; the run goes on, and the snapshots before are still there",
+            text,
+        )
+        assert re.search(r"^error: .*[Nn]o space left on device", text, re.MULTILINE)
+        assert [p.name for p in (disk / "run").iterdir() if p.name.startswith(("step", ".step"))] == [
+            "step-00000001"
+        ]
+        check_trace(tmp_path, 2)
+        damaged = disk / "run" / "step-00000002"
+        (disk / "other").unlink()
+        shutil.copytree(damaged.with_name("step-00000001"), damaged)
+        for model in ("actor", "critic"):
+            shutil.rmtree(disk / "run" / model, ignore_errors=True)
+        code, text = run_cli(capsys, path, *first, "--resume", disk / "run", "--steps", 2)
+    assert code == 0, text
+    assert re.search(
+        r"warning: the snapshot \S*step-00000002 is damaged: .*; falling back to the one before", text
+    )
+    assert "note: resuming after step 1 from " in text
+
+
 def test_held_out_prompts_that_nobody_judges_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -302,14 +388,17 @@ def test_held_out_prompts_that_nobody_judges_are_told(
     assert re.search(r"^warning: the held-out prompts prompts.jsonl are not used: only a verifier", text)
 
 
-def test_a_model_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = problem(run={"optimizers": {"critic": Optimizer(learning_rate=-1.0)}})
-    path = write_plan(tmp_path, executable(made, colocated(dp=2)))
+def test_a_model_for_which_there_is_no_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The prediction, which preflight goes by, is of a smaller one."""
+    made = executable(problem(), colocated(dp=2))
+    huge = replace(made.problem.models["critic"], ffn=2**31 - 16)
+    models = made.problem.models | {"critic": huge}
+    path = write_plan(tmp_path, replace(made, problem=replace(made.problem, models=models)))
     code, text = run_cli(capsys, path)
     assert code == 4, text
     assert re.search(
         r"^error: worker [01] \(GPU 0\.0\.[01]\) on .* failed outside of any node: model `critic` of "
-        r"`critic_inf`, `critic_train` could not be made: ValueError: Invalid learning rate: -1.0$",
+        r"`critic_inf`, `critic_train` could not be made: RuntimeError: .*can't allocate memory",
         text,
         re.MULTILINE,
     )

@@ -135,7 +135,7 @@ def test_only_who_knows_the_secret_is_a_worker_and_only_once(fleet: Fleet, tmp_p
     for data in strange(tmp_path / "left").values():
         strangers.append(socket.create_connection(fleet.address))
         strangers[-1].sendall(data)
-    assert events() == []
+        assert events(0.06) == []
     assert (fleet.pids, fleet.joins) == ({}, {})
     with socket.create_connection(fleet.address) as worker, socket.create_connection(fleet.address) as second:
         worker.sendall(encode(Hello(fleet.own.secret, 1, 77)))
