@@ -18,8 +18,12 @@ import msgspec
 import pytest
 
 from ir_schema.problem import Optimizer, Placement, Problem
+from rpeg_rt import run as run_module
 from rpeg_rt.cli import main
+from rpeg_rt.interludes import Interludes
 from rpeg_rt.signals import Stopped, complete, on_interrupt, stoppable
+from rpeg_rt.snapshots.directory import newest
+from rpeg_rt.snapshots.saver import Saver
 from rpeg_rt.verify import verify_file
 from tests.rpeg_rt.plans import colocated, executable, place, problem, without_critic, write_plan
 
@@ -376,6 +380,48 @@ def test_a_disk_that_fills_up_between_two_snapshots(
         r"warning: the snapshot \S*step-00000002 is damaged: .*; falling back to the one before", text
     )
     assert "note: resuming after step 1 from " in text
+
+
+def test_a_phase_in_which_no_response_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tenth of eight responses over two replicas is none: who waits for them goes on with nothing."""
+    made = executable(
+        problem(quantiles=((0.1, 2), (1.0, 8))), colocated(dp=2, ref_inf=place("2"), critic_inf=place("2"))
+    )
+    assert {n.phases for n in made.template if n.vertex == "reward_inf"} == {2}
+    path = write_plan(tmp_path, made)
+    code, text = run_cli(capsys, path, "--steps", 2, "--trace", tmp_path / "trace.jsonl")
+    assert code == 0, text
+    check_trace(tmp_path, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["snapshot", "weights", "verification"])
+def test_a_signal_while_something_is_written_waits_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    where, name = {
+        "snapshot": (Saver, "take"),
+        "weights": (Interludes, "save_weights"),
+        "verification": (run_module, "verify_trace"),
+    }[moment]
+    original = getattr(where, name)
+
+    def signalled(*arguments: object) -> object:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(*arguments)
+
+    monkeypatch.setattr(where, name, signalled)
+    path = write_plan(tmp_path, executable(problem(), colocated()))
+    saving = ("--save", tmp_path / "run", "--save-every", 2, "--trace", tmp_path / "trace.jsonl")
+    code, text = run_cli(capsys, path, "--steps", 4, *saving)
+    if moment == "snapshot":
+        assert "interrupted by SIGTERM after step 2 of 4; go on with --resume " in text
+        assert not list((tmp_path / "run").glob("*/model.safetensors"))
+    else:
+        assert len(list((tmp_path / "run").glob("*/model.safetensors"))) == 2
+    assert code == (130 if moment == "snapshot" else 0), text
+    assert newest(tmp_path / "run", pytest.fail)[1].step == (2 if moment == "snapshot" else 4)
+    check_trace(tmp_path, code)
 
 
 def test_held_out_prompts_that_nobody_judges_are_told(
