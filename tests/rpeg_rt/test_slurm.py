@@ -127,8 +127,7 @@ def test_a_killed_task_ends_the_run_on_all_nodes(long_step: Step) -> None:
 
 
 class Batch:
-    """A plan for two nodes of one task each, submitted with options for the job and for the run, until it has
-    finished a step."""
+    """A plan (for two nodes of one task each) that is submitted, with options for the run and for the job."""
 
     def __init__(
         self,
@@ -264,7 +263,8 @@ def test_a_job_that_fails_again_and_again_is_not_requeued_for_ever(
 def test_a_requeued_job_runs_again_and_a_cancelled_one_ends(
     cluster: dict[str, str], tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    job = Batch(cluster, tmp_path, "--steps", str(LONG), *options)
+    plan = spread_plan(tmp_path, nodes=2, gpus=2)
+    job = Batch(cluster, tmp_path, "--steps", str(LONG), *options, plan=plan)
     job.await_text("^step ")
     job.call("scontrol", "requeue")
     job.await_text("rpeg-rt: exit code 130")

@@ -40,6 +40,7 @@ def sockets(pids: set[int]) -> dict[str, list[tuple[str, int]]]:
             fields = line.split()
             host, port = fields[1].split(":")
             if f"socket:[{fields[9]}]" in mine:
+                host = host.removeprefix("0000000000000000FFFF0000")  # IPv4, spelt as IPv6
                 if len(host) == 8:
                     host = socket.inet_ntoa(struct.pack("<I", int(host, 16)))
                 found.setdefault(fields[3], []).append((host, int(port, 16)))
