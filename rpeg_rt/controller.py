@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from msgspec.structs import replace
 
@@ -153,7 +154,8 @@ class Controller:
         code, message = ExitCode.WORKER_LOST, "the controller failed"
         try:
             with ExitStack() as ending:
-                self.host = host(self._on_verified)
+                with on_interrupt(_stop):  # it waits for verifiers to load, and not in `watch`
+                    self.host = host(self._on_verified)
                 ending.callback(self.host.close)
                 self.commander = Commander(self.realisation, self.host)
                 self.interludes = Interludes(
@@ -374,3 +376,7 @@ class Controller:
     def _on_verified(self, verified: Verified) -> None:
         self._verified.append(verified)
         self.fleet.wake()
+
+
+def _stop(number: int) -> NoReturn:
+    raise InterruptedRunError(number)

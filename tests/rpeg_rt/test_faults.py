@@ -98,7 +98,7 @@ def long_run(
 def end(process: subprocess.Popen[str], code: int, within: float) -> str:
     """The standard error of a run that ends by itself with `code`."""
     began = time.monotonic()
-    _, text = process.communicate(timeout=PATIENCE)
+    _, text = process.communicate(timeout=PATIENCE + within)
     assert process.returncode == code, text
     assert time.monotonic() - began < within
     assert re.fullmatch(rf"rpeg-rt: exit code {code} \(.*\)", text.splitlines()[-1])
@@ -140,6 +140,16 @@ def test_a_stopped_worker_is_a_stall(tmp_path: Path) -> None:
         os.kill(below[1], signal.SIGSTOP)
         text = end(process, 5, within=12)
     assert re.search(r"did not complete before its deadline, after \d s; still waiting for worker", text)
+    check_trace(tmp_path, 5)
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_is_missed_soon_whatever_was_predicted(tmp_path: Path) -> None:
+    with long_run(tmp_path, colocated(dp=2)) as (process, below):
+        os.kill(below[-1], signal.SIGSTOP)
+        text = end(process, 5, within=100)
+    assert re.search(r"worker 1 \(GPU 0\.0\.1\) on \S+ \(without a sign of life for 6\d s\)", text)
+    assert "worker 0 (GPU 0.0.0) on " in text or "still waiting for worker 1" in text
     check_trace(tmp_path, 5)
 
 
@@ -220,6 +230,28 @@ def test_a_signal_in_the_first_moments_ends_the_program_in_order(
         assert f"error: interrupted by {number.name}\n" in text
 
 
+def test_a_signal_while_a_verifier_is_loaded(tmp_path: Path) -> None:
+    path = with_verifier(tmp_path, "return 0.0")
+    (module,) = tmp_path.glob("bad_*.py")
+    module.write_text("import time\ntime.sleep(1000)\n" + module.read_text())
+    process = rpeg_rt(path, "--trace", tmp_path / "trace.jsonl")
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while not (below := list(descendants(process.pid))) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert "error: interrupted by SIGTERM\n" in end(process, 130, within=10)
+        deadline = time.monotonic() + 5
+        while alive(below) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert alive(below) == []
+    finally:
+        process.kill()
+        process.wait()
+    verdict = verify_file(tmp_path / "trace.jsonl", path)
+    assert (verdict.violations, verdict.exit_code) == ([], 130)
+
+
 def test_a_signal_is_heard_once() -> None:
     before = signal.getsignal(signal.SIGTERM)
 
@@ -273,8 +305,10 @@ def test_an_interrupt_while_workers_start_ends_at_once(tmp_path: Path) -> None:
 def test_weights_that_explode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = problem(run={"optimizer": Optimizer(learning_rate=1e160)})
     path = write_plan(tmp_path, executable(made, colocated()))
-    got, text = run_cli(capsys, path, "--trace", tmp_path / "trace.jsonl")
+    saving = ("--save", tmp_path / "run", "--save-every", 1)
+    got, text = run_cli(capsys, path, "--trace", tmp_path / "trace.jsonl", *saving)
     assert got == 8, text
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["step-00000001"]  # nothing of what exploded
     assert re.search(
         r"worker 0 \(GPU 0\.0\.0\) on .* failed in `\w+` at step 1 \(node \d\): .*not finite", text
     )
