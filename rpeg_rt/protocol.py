@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from rpeg_rt.bench.jobs import Job, Result
 from rpeg_rt.rows import Ranges
 from rpeg_rt.snapshots.manifest import Piece
 from rpeg_rt.trace import Fused
@@ -129,8 +130,17 @@ class Pulse(Message, frozen=True, tag=True, array_like=True):
     used_ns: int
 
 
+class Bench(Message, frozen=True, tag=True, array_like=True):
+    """Controller to worker, in place of `Start`: measure what you are asked to, as one of `world` workers who
+    find each other at `store`; `place` is the worker's among those of its node."""
+
+    store: tuple[str, int]
+    world: int
+    place: int
+
+
 class Ready(Message, frozen=True, tag=True, array_like=True):
-    """Worker to controller: models are built and loaded."""
+    """Worker to controller: models are built and loaded, or measuring can begin."""
 
 
 class Command(Message, frozen=True, tag=True, array_like=True):
@@ -226,6 +236,18 @@ class Failed(Message, frozen=True, tag=True, array_like=True):
     detail: str
 
 
+class Measure(Message, frozen=True, tag=True, array_like=True):
+    """Controller to worker: do this job."""
+
+    job: Job
+
+
+class Measured(Message, frozen=True, tag=True, array_like=True):
+    """Worker to controller: the job is done."""
+
+    result: Result
+
+
 class Stop(Message, frozen=True, tag=True, array_like=True):
     """Controller to worker or task: the run is over; leave."""
 
@@ -238,6 +260,9 @@ Frame = (
     | Hello
     | Start
     | Pulse
+    | Bench
+    | Measure
+    | Measured
     | Ready
     | Command
     | Done

@@ -11,18 +11,17 @@ import threading
 import time
 import traceback
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 
 import msgspec
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 
 from ir_schema.problem import Layout
 from ir_schema.stages import Executable
 from rpeg_rt.algorithms import Learner, make_learner
 from rpeg_rt.beginning import FRESH
+from rpeg_rt.bench.worker import BenchWorker
 from rpeg_rt.engine.engine import Engine
 from rpeg_rt.engine.groups import LayoutGroups, make_layout
 from rpeg_rt.engine.microtasks import schedule_hash
@@ -35,6 +34,7 @@ from rpeg_rt.precision import number_type, weight_type
 from rpeg_rt.protocol import (
     PULSE_SECONDS,
     Answers,
+    Bench,
     Channel,
     Command,
     Done,
@@ -63,8 +63,7 @@ from rpeg_rt.snapshots.resuming import beginning
 from rpeg_rt.store import Rows, Store, gather
 from rpeg_rt.trace import Fused
 from rpeg_rt.weights import starting_weights, write_shards
-
-STORE_SECONDS = 300.0
+from rpeg_rt.world import join_world
 
 
 class _Ledger:
@@ -95,9 +94,7 @@ class Worker:
         self.problem = executable.problem
         assert self.problem.run is not None
         self.run = self.problem.run
-        world = self.realisation.world
-        store = _store(start.store, rank, listener)
-        dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world)
+        join_world(start.store, rank, self.realisation.world, listener, BACKEND)
         self.groups: dict[tuple[tuple[int, ...], object], LayoutGroups] = {
             place: make_layout(*place) for place in self.realisation.layouts()
         }
@@ -393,17 +390,6 @@ def _failure(command: Command | None, exc: BaseException) -> Failed:
     return Failed(node, step, kind, text, "".join(frames))
 
 
-def _store(address: tuple[str, int], rank: int, listener: int | None) -> TCPStore:
-    """The store in which workers tell each other their addresses; worker 0 keeps it, at socket `listener`."""
-    return TCPStore(
-        *address,
-        is_master=rank == 0,
-        timeout=timedelta(seconds=STORE_SECONDS),
-        wait_for_workers=False,
-        master_listen_fd=listener if rank == 0 else None,
-    )
-
-
 def _beat(channel: Channel) -> None:
     """Tell the controller for as long as there is one that this process lives, and how much it works."""
     with suppress(OSError):
@@ -424,6 +410,8 @@ def main(rank: int, address: tuple[str, int], secret: str, listener: int | None)
         command: Command | None = None
         try:
             start = channel.receive()
+            if isinstance(start, Bench):
+                return BenchWorker(rank, start, listener).serve(channel)
             if not isinstance(start, Start):
                 return 1
             threading.Thread(target=_beat, args=(channel,), daemon=True).start()

@@ -2,6 +2,7 @@
 
 import click
 
+from rpeg_rt.bench.command import bench_command
 from rpeg_rt.cli.run import CONTEXT, run_command
 from rpeg_rt.cli.slurm import slurm_command
 from rpeg_rt.cli.traces import trace_command, verify_command
@@ -15,6 +16,7 @@ HELP = """Execute a plan exactly as it stands, on persistent workers, and prove 
   rpeg-rt verify t.jsonl plan.exe.json             check a trace against its plan
   rpeg-rt trace t.jsonl --perfetto t.json          a timeline for ui.perfetto.dev
   rpeg-rt slurm plan.exe.json                      run it on a Slurm cluster
+  rpeg-rt bench machine -o samples.json            measure this machine, for rpeg-calib
   srun rpeg-rt plan.exe.json                       the same, within an allocation
   torchrun … -m rpeg_rt plan.exe.json              run it on what torchrun starts
 
@@ -59,3 +61,4 @@ def cli() -> None:
 cli.add_command(verify_command)
 cli.add_command(trace_command)
 cli.add_command(slurm_command)
+cli.add_command(bench_command)
