@@ -80,8 +80,8 @@ class Interludes:
                 place = self._realisation.serving[vertex]
                 spec = problem.models[place.model]
                 precision = weight_type(spec, problem.run.precision)
-                eos = self._host.tokenizer.eos
-                with new_checkpoint(directory / place.model, spec, precision, eos) as part:
+                checkpoint = directory / place.model
+                with new_checkpoint(checkpoint, spec, precision, self._host.tokenizer) as part:
                     ranks = self._realisation.ranks(place.allocation)
                     request = Save(vertex, str(part))
                     self._ask(f"writing the weights of `{place.model}`", dict.fromkeys(ranks, request))

@@ -26,11 +26,13 @@ from rpeg_rt.engine.engine import Engine
 from rpeg_rt.engine.groups import LayoutGroups, make_layout
 from rpeg_rt.engine.microtasks import schedule_hash
 from rpeg_rt.engine.routing import Fragment, route
+from rpeg_rt.engine.shim import device
 from rpeg_rt.engine.training import NumericError
 from rpeg_rt.engine.transfer import exchange, move_fragments
 from rpeg_rt.network import BACKEND, keep_alive
 from rpeg_rt.operators import Generating, Site, Training, likelihoods, score, train, train_together
 from rpeg_rt.precision import number_type, weight_type
+from rpeg_rt.preflight import available_memory
 from rpeg_rt.protocol import (
     PULSE_SECONDS,
     Answers,
@@ -127,6 +129,7 @@ class Worker:
             workload=self.problem.workload,
             trainable=self.run.optimizers.get(place.model, self.run.optimizer) if place.training else None,
             copies=place.copies,
+            room=self._room(place) if place.training else 0,
         )
         if self.snapshot is not None and place.model in self.snapshot.models:
             assert self.start.snapshot is not None
@@ -135,6 +138,16 @@ class Worker:
         checkpoint = self.start.checkpoints.get(place.model)
         engine.load(starting_weights(spec, place.model, self.start.seed, checkpoint))
         return engine
+
+    def _room(self, place: Weights) -> int:
+        """Bytes in which training may keep activations, equal on all its workers: what the plan leaves of a
+        GPU, and on CPUs no more than half of a worker's share of what is free. Collective."""
+        room = self.realisation.room(place)
+        if device().type == "cpu":
+            room = min(room, (available_memory() or 0) // (2 * self.realisation.world))
+        least = torch.tensor([room], device=device())
+        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self._groups(place).collection.intra_dist_opt)
+        return int(least)
 
     def now(self) -> int:
         """Nanoseconds since the start of the run."""

@@ -158,7 +158,7 @@ def plot(path: Path, rows: Sequence[dict], baselines: dict[str, float]) -> None:
         panel.axhline(baselines[name], color="grey", ls=":", lw=1.2, label="without reading the prompt")
         kind = "preference accuracy" if name == "dpo" else "reward"
         panel.set(title=name, xlabel="RL step", ylabel=f"held-out {kind}", ylim=(-0.02, 1.02))
-    panels.flat[0].legend(loc="upper left", fontsize=8)
+    panels.flat[0].legend(loc="lower right", fontsize=8)
     for panel in panels.flat[len(names) :]:
         panel.set_axis_off()
     seeds = len({r["seed"] for r in rows})
