@@ -110,7 +110,7 @@ def random_kin(dice: random.Random, made: Problem, algorithm: str) -> Problem:
 
 
 def random_degrees(dice: random.Random, gpus: int) -> list[int]:
-    """Data, pipeline, tensor and context parallelism of as many GPUs: each prime factor goes to any of them."""
+    """Data, pipeline, tensor and context parallelism of as many GPUs: a prime factor goes to any of them."""
     degrees = [1, 1, 1, 1]
     for prime in (2, 3, 5, 7):
         while gpus % prime == 0:
