@@ -17,7 +17,16 @@ from ir_schema.diagnostics import DiagnosticError, error
 from ir_schema.hardware import Hardware, Tiers
 
 _POSITIVE = ("peak_flops", "memory_bandwidth", "memory_bytes")
-_NOT_NEGATIVE = ("gamma_M", "gamma_K", "nongemm_seconds", "kernel_seconds")
+_NOT_NEGATIVE = (
+    "gamma_M",
+    "gamma_K",
+    "nongemm_seconds",
+    "kernel_seconds",
+    "product_flops",
+    "startup_seconds",
+    "launch_seconds",
+    "score_bytes",
+)
 
 
 def hardware_names() -> list[str]:

@@ -130,7 +130,10 @@ OPTIONAL_MODEL = (
     "kv_heads", "head_dim", "sliding_window", "full_attention_every", "attention_scalar", "attention_softcap",
     "logit_softcap", "local_rope_theta",
 )  # fmt: skip
-NOT_NEGATIVE_HARDWARE = ("gamma_M", "gamma_K", "nongemm_seconds", "kernel_seconds")
+NOT_NEGATIVE_HARDWARE = (
+    "gamma_M", "gamma_K", "nongemm_seconds", "kernel_seconds", "product_flops", "startup_seconds",
+    "launch_seconds", "score_bytes",
+)  # fmt: skip
 PRIMITIVES = ("collective", "point_to_point", "all_gather", "reduce_scatter")
 
 

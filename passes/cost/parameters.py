@@ -42,6 +42,11 @@ class AttentionShape:
     shared_projection: bool = False
 
 
+def state_width(spec: ModelSpec) -> int:
+    """Bytes of a gradient, a master weight or a moment."""
+    return max(4, spec.bytes_per_parameter)
+
+
 def has_experts(spec: ModelSpec, layer: int) -> bool:
     """Whether the feed-forward part of layer `layer` (from 0) is a mixture of experts."""
     return spec.experts is not None and layer >= spec.experts.dense_layers
