@@ -18,8 +18,8 @@ def response_metrics(
     rows: Columns, rewards: Tensor, per_token: Mapping[str, Tensor], all_reduce: AllReduce
 ) -> dict[str, float]:
     """Means per sequence of reward (and its deviation), lengths and share cut off; per response token of
-    `per_token` [n, L_r] and, where log-probabilities are read, of entropy and KL as sampling estimates them.
-    Collective over the replicas."""
+    `per_token` [n, L_r] and, where both log-probabilities are read, of the KL divergence as sampling estimates
+    it. Collective over the replicas."""
     mask = rows.mask
     of_sequences = {
         "reward": rewards,
@@ -29,10 +29,8 @@ def response_metrics(
         "truncated": rows.truncated,
     }
     of_tokens = dict(per_token)
-    if rows.logp is not None:
-        of_tokens["entropy"] = -rows.logp
-        if rows.logp_ref is not None:
-            of_tokens["kl_to_reference"] = rows.logp - rows.logp_ref
+    if rows.logp is not None and rows.logp_ref is not None:
+        of_tokens["kl_to_reference"] = rows.logp - rows.logp_ref
     sequences = torch.tensor(float(len(mask)), dtype=torch.float64, device=mask.device)
     sums = {name: column.sum(dtype=torch.float64) for name, column in of_sequences.items()}
     token_sums = {

@@ -235,10 +235,11 @@ class Engine:
     ) -> dict[str, float]:
         """One optimizer step on a minibatch, of which `batch` holds this replica's rows (maybe none).
 
-        The loss and all metrics are divided by the minibatch's response tokens over all replicas. Returns
-        `gradient_norm` and `learning_rate`, and on ranks of the last pipeline stage `loss` and the loss
-        function's metrics, equal on all of them. Raises `NumericError`, on all ranks, where a gradient
-        is not finite. Collective.
+        The loss and all metrics are divided by the minibatch's response tokens (or pairs) over all replicas.
+        Returns `gradient_norm` and `learning_rate`, and on ranks of the last pipeline stage `loss`, the loss
+        function's metrics and, of a model with an lm head, `entropy`: the mean over response tokens, before
+        the step, of that of softmax(logits / temperature). They are equal on all of them. Raises
+        `NumericError`, on all ranks, where a gradient is not finite. Collective.
         """
         begun = self.begin_minibatch(batch, loss, microbatches, temperature)
         for task in begun.order:

@@ -5,7 +5,6 @@ both heads on one backbone and logits of response tokens alone do not exist ther
 scaled-dot-product attention and always causal: sequences are left-aligned, so padding is only ever behind.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -155,17 +154,21 @@ class Model(MegatronModule):  # type: ignore[misc]
         hidden: Tensor = self.decoder(hidden_states=embedded, attention_mask=None)
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """This rank's part of the logits: [n, h] to [n, V_padded / P_t], -inf where padded."""
+    def logits(self, hidden: Tensor, temperature: float = 1.0) -> Tensor:
+        """This rank's part of the logits by `temperature`: [n, h] to [n, V_padded / P_t], the lowest number
+        where padded."""
         weight = self.output_weight() if self.lm_head.weight is None else None
         logits: Tensor = self.lm_head(hidden, weight=weight)[0]
         logits = capped(logits, self.spec.logit_softcap)
+        if temperature != 1.0:
+            logits = logits / temperature
         rows = logits.size(-1)
         real = self.spec.vocabulary - self.groups.place.tensor * rows
         if real >= rows:
             return logits
         padding = torch.arange(rows, device=logits.device) >= real
-        return logits.masked_fill(padding, -math.inf)
+        # Not -inf: its probability is 0 as well, and 0 times it is a number.
+        return logits.masked_fill(padding, torch.finfo(logits.dtype).min)
 
 
 def _decoder(spec: ModelSpec, groups: LayoutGroups, config: Any) -> Any:
@@ -192,10 +195,13 @@ def _decoder(spec: ModelSpec, groups: LayoutGroups, config: Any) -> Any:
 
 
 class _TokenLogProbability(torch.autograd.Function):
-    """log softmax(logits)[target] for logits cut along the vocabulary; the group's ranks all get it."""
+    """log softmax(logits)[target] for logits cut along the vocabulary, and the entropy of softmax(logits) where
+    it is asked for; the group's ranks all get both. The entropy has no gradient."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, group: Any) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, group: Any, with_entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         highest = wide.amax(-1)
         parallel = group.size() > 1 and wide.size(0) > 0
@@ -207,20 +213,29 @@ class _TokenLogProbability(torch.autograd.Function):
         local = local.masked_fill(elsewhere, 0)
         chosen = shifted.gather(-1, local[:, None])[:, 0].masked_fill(elsewhere, 0.0)
         exponent = shifted.exp_()  # In place: these are the largest tensors of a training step.
-        sums = torch.stack([exponent.sum(-1), chosen])
+        parts = [exponent.sum(-1), chosen]
+        if with_entropy:
+            # A matrix product makes no further tensor of that size.
+            parts.append(torch.bmm(exponent[:, None, :], wide[:, :, None]).flatten())
+        sums = torch.stack(parts)
         if parallel:
             dist.all_reduce(sums, group=group)
-        ctx.save_for_backward(exponent.div_(sums[0][:, None]), local, elsewhere)
+        total, logarithm = sums[0], sums[0].log()
+        ctx.save_for_backward(exponent.div_(total[:, None]), local, elsewhere)
         ctx.dtype = logits.dtype
-        return sums[1] - sums[0].log()
+        if not with_entropy:
+            return sums[1] - logarithm, None
+        entropy = highest + logarithm - sums[2] / total
+        ctx.mark_non_differentiable(entropy)
+        return sums[1] - logarithm, entropy
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         softmax, local, elsewhere = ctx.saved_tensors
-        (gradient,) = gradients
+        gradient = gradients[0]
         result = -softmax * gradient[:, None]
         result.scatter_add_(-1, local[:, None], gradient.masked_fill(elsewhere, 0.0)[:, None])
-        return result.to(ctx.dtype), None, None
+        return result.to(ctx.dtype), None, None, None
 
 
 def token_logp(logits: Tensor, target: Tensor, group: Any) -> Tensor:
@@ -228,5 +243,12 @@ def token_logp(logits: Tensor, target: Tensor, group: Any) -> Tensor:
 
     Megatron's own cross-entropy uses the global tensor-parallel group.
     """
-    result: Tensor = _TokenLogProbability.apply(logits, target, group)  # type: ignore[no-untyped-call]
+    result: Tensor = _TokenLogProbability.apply(logits, target, group, False)[0]  # type: ignore[no-untyped-call]
+    return result
+
+
+def token_logp_and_entropy(logits: Tensor, target: Tensor, group: Any) -> tuple[Tensor, Tensor]:
+    """As `token_logp`, and the entropies [n] of softmax(logits) over the whole vocabulary, in nats and without
+    a gradient. They take no further message between ranks."""
+    result: tuple[Tensor, Tensor] = _TokenLogProbability.apply(logits, target, group, True)  # type: ignore[no-untyped-call]
     return result

@@ -15,7 +15,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from rpeg_rt.engine.alignment import Aligned
 from rpeg_rt.engine.groups import LayoutGroups
-from rpeg_rt.engine.model import Model, token_logp
+from rpeg_rt.engine.model import Model, token_logp, token_logp_and_entropy
 from rpeg_rt.engine.shim import device
 
 
@@ -110,8 +110,21 @@ class Stage:
 
 def response_logp(model: Model, hidden: Tensor, rows: Aligned, temperature: float) -> Tensor:
     """Log-probabilities [b, L_r] of the response tokens under softmax(logits / temperature)."""
-    logits = model.logits(hidden.flatten(0, 1).index_select(0, rows.predicting)) / temperature
+    logits = _response_logits(model, hidden, rows, temperature)
     return rows.expand(token_logp(logits, rows.targets, model.groups.collection.tp))
+
+
+def response_logp_and_entropy(
+    model: Model, hidden: Tensor, rows: Aligned, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """As `response_logp`, and the entropy of each response token's distribution [T], without a gradient."""
+    logits = _response_logits(model, hidden, rows, temperature)
+    logp, entropy = token_logp_and_entropy(logits, rows.targets, model.groups.collection.tp)
+    return rows.expand(logp), entropy
+
+
+def _response_logits(model: Model, hidden: Tensor, rows: Aligned, temperature: float) -> Tensor:
+    return model.logits(hidden.flatten(0, 1).index_select(0, rows.predicting), temperature)
 
 
 def response_values(model: Model, hidden: Tensor, rows: Aligned) -> Tensor:

@@ -21,7 +21,7 @@ from rpeg_rt.engine.alignment import align, by_length
 from rpeg_rt.engine.microtasks import Task, one_forward_one_backward
 from rpeg_rt.engine.model import Model
 from rpeg_rt.engine.moments import Flat
-from rpeg_rt.engine.pipeline import Stage, response_logp, response_values
+from rpeg_rt.engine.pipeline import Stage, response_logp_and_entropy, response_values
 from rpeg_rt.engine.shim import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -34,6 +34,8 @@ from rpeg_rt.engine.shim import (
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What Adam keeps of each weight: running means of its gradient and of the square."""
+ENTROPY = "entropy"
+"""The figure that is a mean over response tokens whatever the loss is a mean of."""
 
 
 class NumericError(Exception):
@@ -59,7 +61,8 @@ Loss = Callable[[TokenOutputs, TrainBatch], tuple[Tensor, Metrics]]
 class Pass:
     """A minibatch on its way through this rank's stage: gradients accumulate, figures add up.
 
-    `terms` are the minibatch's response tokens (or pairs) over all replicas, by which its loss is divided.
+    `terms` are the minibatch's response tokens (or pairs) over all replicas, by which its loss is divided,
+    `tokens` its response tokens.
     `order` is the 1F1B order of its microtasks; `run` may be called in it only.
     """
 
@@ -72,10 +75,11 @@ class Pass:
         prompt_length: int,
         temperature: float,
         terms: float,
+        tokens: float,
         tag: int,
     ) -> None:
         self._model, self._batch, self._loss = model, batch, loss
-        self._temperature, self.terms = temperature, terms
+        self._temperature, self.terms, self.tokens = temperature, terms, tokens
         self._parts = _split(batch, microbatches)
         self._aligned = [align(p.tokens, prompt_length) for p in self._parts]
         self._stage = Stage(model, self._aligned, tag)
@@ -97,13 +101,15 @@ class Pass:
             return
         model, rows = self._model, self._aligned[i]
         logp = values = None
+        told: Metrics = {}
         if model.lm_head is not None:
-            logp = response_logp(model, hidden, rows, self._temperature)
+            logp, entropy = response_logp_and_entropy(model, hidden, rows, self._temperature)
+            told[ENTROPY] = entropy.sum(dtype=torch.float64)
         if model.value_head is not None:
             values = response_values(model, hidden, rows)
         total, metrics = self._loss(TokenOutputs(logp, values), self._parts[i])
         self._losses[i] = total / self.terms
-        _add(self._sums, {"loss": total, **metrics})
+        _add(self._sums, {"loss": total, **told, **metrics})
 
     def finish(self) -> Metrics:
         """All microtasks have run: on the last stage, the sums of this replica's figures."""
@@ -114,8 +120,9 @@ class Pass:
             empty = torch.zeros(self._batch.mask.shape, dtype=model.wide, device=device())
             logp = None if model.lm_head is None else empty
             values = None if model.value_head is None else empty
+            told = {} if logp is None else {ENTROPY: logp.sum()}
             total, metrics = self._loss(TokenOutputs(logp, values), self._batch)
-            _add(self._sums, {"loss": total, **metrics})
+            _add(self._sums, {"loss": total, **told, **metrics})
         return self._sums
 
 
@@ -166,16 +173,16 @@ class Trainer:
     ) -> "Pass":
         """Start a step on this replica's rows of a minibatch (see `Engine.begin_minibatch`)."""
         self._parallel.zero_grad_buffer()
-        terms = torch.stack([batch.terms]).to(device())
-        dist.all_reduce(terms, group=self._collection.dp)
-        divisor = max(float(terms[0]), 1.0)
-        return Pass(self._model, batch, loss, microbatches, prompt_length, temperature, divisor, tag)
+        counts = torch.stack([batch.terms, batch.mask.sum(dtype=torch.float64)]).to(device())
+        dist.all_reduce(counts, group=self._collection.dp)
+        terms, tokens = counts.clamp(min=1.0).tolist()
+        return Pass(self._model, batch, loss, microbatches, prompt_length, temperature, terms, tokens, tag)
 
     def finish(self, done: "Pass") -> dict[str, float]:
         """Reduce the gradients of a pass and step (see `Engine.finish_minibatch`)."""
         sums = done.finish()
         finalize_model_grads([self._parallel], None, pg_collection=self._collection)
-        metrics = self._reduced(sums, done.terms)
+        metrics = self._reduced(sums, done)
         metrics["gradient_norm"] = self._clipped_norm()
         metrics["learning_rate"] = self._set_learning_rate()
         self._optimizer.step_with_ready_grads()
@@ -210,13 +217,14 @@ class Trainer:
             found |= {"step": torch.zeros(())} | {kind: torch.zeros_like(shard) for kind in MOMENTS}
         return found
 
-    def _reduced(self, sums: Metrics, terms: float) -> dict[str, float]:
-        """Sums over all replicas, divided by the terms; nothing but on the last stage."""
+    def _reduced(self, sums: Metrics, done: "Pass") -> dict[str, float]:
+        """Means over all replicas, from the sums of this one; nothing but on the last stage."""
         if not self._groups.is_last_stage:
             return {}
         values = torch.stack(list(sums.values())).to(device())
         dist.all_reduce(values, group=self._collection.dp)
-        return dict(zip(sums, (values / terms).tolist(), strict=True))
+        totals = zip(sums, values.tolist(), strict=True)
+        return {name: x / (done.tokens if name == ENTROPY else done.terms) for name, x in totals}
 
     def _clipped_norm(self) -> float:
         """Scale the gradients to the permitted norm; return the norm before, of the whole model."""

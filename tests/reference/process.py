@@ -143,6 +143,14 @@ class Process:
         chosen = distribution.gather(-1, response.clamp(min=0).long()[..., None])[..., 0]
         return torch.where(response >= 0, chosen, 0.0)
 
+    @torch.no_grad()
+    def entropy(self, tokens: Tensor, mask: Tensor) -> float:
+        """Mean over response tokens of that of the newest policy's distribution."""
+        weights, spec = self.weights[self.actor], self.specs[self.actor]
+        hidden = hidden_states(spec, weights, tokens)[:, self.workload.prompt_length - 1 : -1][mask]
+        p = (logits(spec, weights, hidden) / self.run.temperature).softmax(-1)
+        return float(-(p * p.log()).sum(-1).mean())
+
     def values(self, model: str, weights: Weights, tokens: Tensor) -> Tensor:
         """[n, L_r] at the positions that predict the response tokens, 0 beyond the end."""
         lp = self.workload.prompt_length
@@ -189,7 +197,6 @@ class Process:
         metrics = {
             "reward": float(batch.rewards.mean()),
             "kl_to_reference": float((old_logp - ref)[mask].mean()),
-            "entropy": -float(old_logp[mask].mean()),
             "response_tokens": float(mask.sum(1).double().mean()),
             "truncated": float((tokens != self.tokenizer.eos).all(1).double().mean()),
         }
@@ -205,13 +212,14 @@ class Process:
         raise NotImplementedError
 
     def optimise(self, batch: Batch) -> dict[str, float]:
-        """All updates of a step; the mean of each loss over them."""
+        """All updates of a step; the mean over them of the policy's entropy and of each loss."""
         prompt_of = torch.arange(len(batch.tokens)) // self.workload.rollouts
         told: dict[str, list[float]] = {}
         for _ in range(self.workload.epochs):
             for m in range(self.workload.minibatches):
                 rows = (prompt_of % self.workload.minibatches == m).nonzero()[:, 0]
                 found = self.losses(batch, rows)
+                told.setdefault("entropy", []).append(self.entropy(batch.tokens[rows], batch.mask[rows]))
                 for name, (_, loss) in found.items():
                     told.setdefault(name, []).append(float(loss.detach()))
                 self.update([pair for name, pair in found.items() if not name.startswith("_")])

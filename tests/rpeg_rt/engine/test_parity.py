@@ -189,6 +189,8 @@ def test_training_is_that_of_a_plain_model(name):
         total = torch.zeros((), dtype=torch.float64)
         if spec.has_lm_head:
             distribution = torch.log_softmax(plain.logits(spec, weights, hidden) / 1.3, -1)
+            entropy = torch.distributions.Categorical(logits=distribution).entropy()[batch.mask].mean()
+            assert result["metrics"][i]["entropy"] == pytest.approx(float(entropy.detach()), rel=1e-12)
             logp = distribution.gather(-1, tokens[:, LENGTH:, None].clamp(min=0).long())[..., 0]
             total = total - (logp * batch.advantages)[batch.mask].sum()
         if spec.has_scalar_head:
