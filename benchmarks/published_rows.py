@@ -7,24 +7,28 @@ where no vocabulary is given.
 """
 
 import csv
-import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from importlib import resources
 from typing import Literal
 
-from ir_schema.base import Role
-from ir_schema.device import DeviceSpace
-from ir_schema.model import ModelSpec
-from ir_schema.problem import Placement, Workload
+import msgspec
+
+from calib.hardware import load_hardware
+from ir_schema.hardware import AlphaBeta, Hardware, Tiers
+from ir_schema.problem import Workload
+from ir_schema.samples import OperatorCase
+from rpegc.calibration.operators import NODE, iteration, place
 from rpegc.models import load_model
 
 Row = Mapping[str, str]
 Part = Literal["calibration", "validation"]
-NODE = 8
-VOCABULARY = 51200
+Quantity = Literal["seconds", "seconds per token", "activations", "state"]
+replace = msgspec.structs.replace
+
+
+FAR: tuple[Literal["inter", "rack"], ...] = ("inter", "rack")
 
 
 class LeftOut(Exception):
@@ -33,44 +37,26 @@ class LeftOut(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """One measured operator.
+    """One measured operator of a set, on a machine.
 
-    `quantity` says what of it was measured: seconds of the whole operator, seconds per generated token
-    where requests follow each other, bytes of activations kept for the backward pass, or bytes of weights,
-    gradients and optimizer state. `microbatch` is None where the table does not print it. `recompute` says
-    whether layers ran forward again in the backward pass.
+    `quantity` says what of it was measured: seconds of the whole operator, seconds per generated token where
+    requests follow each other, bytes of activations kept for the backward pass, or bytes of weights,
+    gradients and optimizer state. Where a table does not print the microbatch, `operators` are those with
+    each that divides the batch.
     """
 
     set: str
     part: Part
     label: str
-    hardware: str
-    spec: ModelSpec
-    role: Role
-    workload: Workload
-    layout: tuple[int, int, int]
-    microbatch: int | None
-    quantity: Literal["seconds", "seconds per token", "activations", "state"]
+    hardware: Hardware
+    operators: tuple[OperatorCase, ...]
     measured: float
-    recompute: bool = True
+    quantity: Quantity = "seconds"
 
     @property
-    def gpus(self) -> int:
-        """GPUs of the row."""
-        return math.prod(self.layout)
-
-    @property
-    def space(self) -> DeviceSpace:
-        """The smallest machine of eight-GPU nodes that holds them."""
-        return (1, -(-self.gpus // NODE), NODE) if self.gpus > NODE else (1, 1, self.gpus)
-
-    def placement(self, microbatch: int) -> Placement:
-        """The row's layout with this many sequences in a microbatch."""
-        d, p, t = self.layout
-        return Placement(
-            origin=(0, 0, 0), extent=self.space, data_parallel=d, pipeline_parallel=p, tensor_parallel=t,
-            microbatches=self.workload.sequences // (d * microbatch),
-        )  # fmt: skip
+    def operator(self) -> OperatorCase:
+        """The operator, or the first of those that it may have been."""
+        return self.operators[0]
 
 
 def read(name: str) -> list[Row]:
@@ -79,29 +65,33 @@ def read(name: str) -> list[Row]:
     return list(csv.DictReader(text.splitlines()))
 
 
-@cache
-def gpt(hidden: int, layers: int, heads: int, vocabulary: int, positions: int) -> ModelSpec:
-    """A GPT model as Megatron-LM builds it by default."""
-    return ModelSpec(
-        layers=layers, hidden=hidden, ffn=4 * hidden, vocabulary=vocabulary, head="lm",
-        attention_heads=heads, gated_ffn=False, tied_embeddings=True, qkv_bias=True,
-        attention_output_bias=True, mlp_bias=True, norm="layernorm", activation="gelu",
-        learned_positions=positions,
+def generation(model: str, sequences: int, prompt: int, response: int, tp: int) -> OperatorCase:
+    """One batch through one replica. Experts, each of which an engine slices over the tensor ranks, are
+    divided over them instead: there is no layout with slices."""
+    spec = load_model(model, "lm")
+    return OperatorCase(
+        role="generation", model=spec, placement=place((1, 1, tp), 1, tp if spec.experts else 1),
+        workload=Workload(prompts=sequences, rollouts=1, prompt_length=prompt, response_length=response),
     )  # fmt: skip
 
 
-def tokens(sequences: int, prompt: int, response: int) -> Workload:
-    """`sequences` of `prompt` given and `response` further tokens."""
-    return Workload(prompts=sequences, rollouts=1, prompt_length=prompt, response_length=response)
+def layout(row: Row) -> str:
+    """P_d x P_p x P_t of a row."""
+    return f"{row['dp']}x{row['pp']}x{row['tp']}"
 
 
-def whole(sequences: int, length: int) -> Workload:
-    """Sequences of `length` tokens whose logits are all computed (but the first token's)."""
-    return tokens(sequences, 1, length - 1)
+def between_nodes(hardware: Hardware, gbps: float, nominal: float = 1600.0) -> Hardware:
+    """`hardware` with network cards of `gbps` per node in place of `nominal`, as well used."""
+    slower = nominal / gbps
 
+    def tiers(t: Tiers | None) -> Tiers | None:
+        if t is None:
+            return None
+        far = {tier: AlphaBeta(alpha=t.at(tier).alpha, beta=slower * t.at(tier).beta) for tier in FAR}
+        return replace(t, **far)
 
-def _integers(row: Row, *names: str) -> list[int]:
-    return [int(float(row[name])) for name in names]
+    fields = ("collective", "point_to_point", "all_gather", "reduce_scatter")
+    return replace(hardware, **{f: tiers(getattr(hardware, f)) for f in fields})
 
 
 # The sets --------------------------------------------------------------------------------------------
@@ -109,49 +99,38 @@ def _integers(row: Row, *names: str) -> list[int]:
 
 def vtrain_single(row: Row) -> Case:
     """One node, small models; those with 12 and 24 layers calibrate."""
-    gbs, mbs, hidden, heads, layers, length = _integers(
-        row, "gbs", "mbs", "hidden", "heads", "layers", "seq_len"
-    )
-    dp, pp, tp = _integers(row, "dp", "pp", "tp")
-    part: Part = "calibration" if layers in (12, 24) else "validation"
+    part: Part = "calibration" if row["layers"] in ("12", "24") else "validation"
+    label = f"{row['layers']} layers {layout(row)} gbs {row['gbs']} mbs {row['mbs']}"
+    measured = float(row["iter_time_ms"]) * 1e-3
     return Case(
-        "vTrain, one node", part, f"{layers} layers {dp}x{pp}x{tp} gbs {gbs} mbs {mbs}", "a100-80",
-        gpt(hidden, layers, heads, VOCABULARY, length), "training", whole(gbs, length), (dp, pp, tp), mbs,
-        "seconds", float(row["iter_time_ms"]) * 1e-3,
-    )  # fmt: skip
+        "training, one node, vTrain", part, label, load_hardware("a100-80"), (iteration(row),), measured
+    )
 
 
 def vtrain_multi(row: Row) -> Case:
-    """64 and 512 GPUs; none calibrates."""
-    gbs, mbs, hidden, heads, layers, length = _integers(
-        row, "gbs", "mbs", "hidden", "heads", "layers", "seq_len"
-    )
-    dp, pp, tp = _integers(row, "dp", "pp", "tp")
-    if tp > NODE:
+    """64 and 512 GPUs, with four network cards a node instead of eight."""
+    if int(row["tp"]) > NODE:
         raise LeftOut("a tensor group over several nodes (legality P1)")
-    return Case(
-        "vTrain, several nodes", "validation", f"{row['params_b']}B {dp}x{pp}x{tp} mbs {mbs}", "a100-80",
-        gpt(hidden, layers, heads, VOCABULARY, length), "training", whole(gbs, length), (dp, pp, tp), mbs,
-        "seconds", float(row["iter_time_ms"]) * 1e-3,
-    )  # fmt: skip
+    hardware = between_nodes(load_hardware("a100-80"), float(row["inter_node_gbps"]))
+    label = f"{row['params_b']}B {layout(row)} mbs {row['mbs']}"
+    measured = float(row["iter_time_ms"]) * 1e-3
+    return Case("training, several nodes, vTrain", "validation", label, hardware, (iteration(row),), measured)
 
 
 def megatron(row: Row) -> Case:
-    """The weak-scaling tables of Megatron-LM, of which A100 rows count hardware and H100 rows model FLOPs."""
-    hidden, heads, layers, length, vocabulary, gbs = _integers(
-        row, "hidden", "heads", "layers", "seq_len", "vocab", "gbs"
+    """The weak-scaling table of Megatron-LM, which counts hardware FLOPs."""
+    if not row["gpu"].startswith("A100"):
+        raise LeftOut("all communication overlapped; recomputation, microbatch and schedule not printed")
+    hidden, layers, length, vocabulary, gbs = (
+        int(row[name]) for name in ("hidden", "layers", "seq_len", "vocab", "gbs")
     )
-    dp, pp, tp = _integers(row, "dp", "pp", "tp")
-    a100 = row["gpu"].startswith("A100")
-    passes, head = (96, 16) if a100 else (72, 12)
-    flops = passes * gbs * length * layers * hidden**2
-    flops *= 1 + length / (6 * hidden) + vocabulary / (head * layers * hidden)
-    return Case(
-        "Megatron-LM on A100" if a100 else "Megatron-Core on H100", "validation", f"{row['model']} {dp}x{pp}x{tp}",
-        "a100-80" if a100 else "h100", gpt(hidden, layers, heads, vocabulary, length), "training",
-        whole(gbs, length), (dp, pp, tp), None, "seconds",
-        flops / (float(row["tflops_per_gpu"]) * 1e12 * dp * pp * tp), recompute=a100,
-    )  # fmt: skip
+    flops = 96 * gbs * length * layers * hidden**2
+    flops *= 1 + length / (6 * hidden) + vocabulary / (16 * layers * hidden)
+    measured = flops / (float(row["tflops_per_gpu"]) * 1e12 * int(row["n_gpus"]))
+    local = gbs // int(row["dp"])
+    tried = tuple(iteration({**row, "mbs": str(m)}) for m in (1, 2, 4, 8, 16) if local % m == 0)
+    label = f"{row['model']} {layout(row)}"
+    return Case("training, Megatron-LM", "validation", label, load_hardware("a100-80"), tried, measured)
 
 
 def korthikanti(row: Row) -> Case:
@@ -160,47 +139,39 @@ def korthikanti(row: Row) -> Case:
         raise LeftOut("selective recomputation, which no layout has")
     if row["vpp"] != "1":
         raise LeftOut("an interleaved pipeline, which no layout has")
-    hidden, heads, layers, length, gbs, mbs = _integers(
-        row, "hidden", "heads", "layers", "seq_len", "gbs", "mbs"
-    )
-    dp, pp, tp = _integers(row, "dp", "pp", "tp")
-    return Case(
-        "Korthikanti et al., time", "validation", f"{row['model']} {dp}x{pp}x{tp}", "a100-80",
-        gpt(hidden, layers, heads, VOCABULARY, length), "training", whole(gbs, length), (dp, pp, tp), mbs,
-        "seconds", float(row["iter_time_s"]),
-    )  # fmt: skip
+    label, measured = f"{row['model']} {layout(row)}", float(row["iter_time_s"])
+    hardware = load_hardware("a100-80")
+    return Case("training, Korthikanti et al.", "validation", label, hardware, (iteration(row),), measured)
 
 
-_MEMORY = {
-    "megatron-22B": (6144, 48, 64),
-    "gpt3-175B": (12288, 96, 96),
-    "turing-530B": (20480, 105, 128),
-    "megatron-1T": (25600, 128, 160),
+_SHAPES = {
+    "megatron-22B": {"hidden": "6144", "layers": "48", "heads": "64"},
+    "gpt3-175B": {"hidden": "12288", "layers": "96", "heads": "96"},
+    "turing-530B": {"hidden": "20480", "layers": "105", "heads": "128"},
+    "megatron-1T": {"hidden": "25600", "layers": "128", "heads": "160"},
 }
 
 
 def memory(row: Row) -> Case:
     """Activations kept under full recomputation (a share of those without, Figures 1 and 7), and the
     parameters' and optimizer's memory (Figure 1)."""
-    hidden, layers, heads = _MEMORY[row["model"]]
-    dp, pp, tp, gbs, mbs = _integers(row, "dp", "pp", "tp", "gbs", "mbs")
+    quantity: Quantity
     if row["fig"] == "fig1" and row["mode"] == "none":
-        quantity, measured = "state", float(row["params_opt_GiB"]) * 2**30
+        quantity, gib = "state", float(row["params_opt_GiB"])
+    elif row["mode"] == "full" and row["vpp"] == "1":
+        rows = [r for r in read("korthikanti_memory") if r["model"] == row["model"] and r["fig"] == "fig1"]
+        (base,) = (r for r in rows if r["mode"] == "none")
+        quantity, gib = "activations", float(row["act_rel_pct"]) / 100 * float(base["act_GiB"])
     elif row["mode"] == "full":
-        if row["vpp"] != "1":
-            raise LeftOut("an interleaved pipeline, which no layout has")
-        (base,) = (r for r in read("korthikanti_memory") if r["model"] == row["model"] and r["fig"] == "fig1"
-                   and r["mode"] == "none")  # fmt: skip
-        quantity = "activations"
-        measured = float(row["act_rel_pct"]) / 100 * float(base["act_GiB"]) * 2**30
+        raise LeftOut("an interleaved pipeline, which no layout has")
     elif row["fig"] == "fig1":
-        raise LeftOut("the state of another row again, and selective recomputation, which no layout has")
+        raise LeftOut("the state of another row again")
     else:
         raise LeftOut("no recomputation, or a selective one, which no layout has")
+    operator = iteration({**row, **_SHAPES[row["model"]], "seq_len": "2048"})
     return Case(
-        f"Korthikanti et al., {quantity}", "validation", f"{row['model']} {dp}x{pp}x{tp}", "a100-80",
-        gpt(hidden, layers, heads, VOCABULARY, 2048), "training", whole(gbs, 2048), (dp, pp, tp), mbs,
-        quantity, measured,
+        f"memory, {quantity}", "validation", f"{row['model']} {layout(row)}", load_hardware("a100-80"),
+        (operator,), gib * 2**30, quantity,
     )  # fmt: skip
 
 
@@ -208,36 +179,28 @@ _TENSORRT = {"GPT-J 6B": "gpt-j-6b", "LLaMA 7B": "llama-2-7b", "Mixtral 8x7B": "
 
 
 def tensorrt(row: Row) -> Case:
-    """TensorRT-LLM at a fixed batch; LLaMA 7B calibrates."""
+    """TensorRT-LLM at a fixed batch; none calibrates."""
     if row["precision"] != "FP16":
         raise LeftOut("FP8, whose throughput no hardware file gives")
-    batch, tp, prompt, response = _integers(row, "batch", "tp", "isl", "osl")
-    first = row["metric"] == "first_token_latency_ms"
-    value = float(row["value"])
-    spec = load_model(_TENSORRT[row["model"]], "lm")
-    if row["model"].startswith("Mixtral"):
-        # Tensor parallelism of the experts, which every engine of that time used: each rank holds a slice.
-        assert spec.experts is not None
+    batch, tp, prompt, response = (int(row[name]) for name in ("batch", "tp", "isl", "osl"))
+    first, value = row["metric"] == "first_token_latency_ms", float(row["value"])
     return Case(
-        "TensorRT-LLM on A100, first token" if first else "TensorRT-LLM on A100, batch",
-        "calibration" if row["model"].startswith("LLaMA") else "validation",
-        f"{row['version']} {row['model']} {batch} x {prompt}+{response} tp {tp}", "a100-80", spec,
-        "generation", tokens(batch, prompt, response), (1, 1, tp), batch, "seconds",
+        f"{'first token' if first else 'static batch'}, TensorRT-LLM", "validation",
+        f"{row['version']} {row['model']} {batch} x {prompt}+{response} tp {tp}", load_hardware("a100-80"),
+        (generation(_TENSORRT[row["model"]], batch, prompt, response, tp),),
         value * 1e-3 if first else batch * response / (value * tp),
     )  # fmt: skip
 
 
 def serving(row: Row) -> Case:
     """Time per output token of an engine that replaces each finished request by a new one."""
-    concurrency, prompt, response, tp = _integers(row, "concurrency", "isl", "osl", "tp")
-    if int(row["pp"] or 1) != 1:
+    if row["pp"] not in ("", "1"):
         raise LeftOut("a pipeline of serving engines")
-    if "Llama-3.1-8B" not in row["model"]:
-        raise LeftOut(f"no architecture of {row['model']}")
+    concurrency, tp, prompt, response = (int(row[name]) for name in ("concurrency", "tp", "isl", "osl"))
     return Case(
-        "serving on H100, per token", "validation", f"{concurrency} x {prompt}+{response} tp {tp}", "h100",
-        load_model("llama-3.1-8b", "lm"), "generation", tokens(concurrency, prompt, response), (1, 1, tp),
-        concurrency, "seconds per token", float(row["tpot_ms"]) * 1e-3,
+        "per token, serving", "validation", f"{concurrency} x {prompt}+{response} tp {tp}",
+        load_hardware("h100"), (generation("llama-3.1-8b", concurrency, prompt, response, tp),),
+        float(row["tpot_ms"]) * 1e-3, "seconds per token",
     )  # fmt: skip
 
 

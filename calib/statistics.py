@@ -48,7 +48,7 @@ def spearman(measured: Values, predicted: Values) -> float:
 def _ranks(values: Values) -> NDArray[np.float64]:
     _, inverse, counts = np.unique(np.asarray(values, float), return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
-    return (last - (counts - 1) / 2.0)[inverse]  # type: ignore[no-any-return]
+    return (last - (counts - 1) / 2.0)[inverse]
 
 
 def ordered(measured: Values, predicted: Values) -> float:

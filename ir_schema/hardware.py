@@ -34,14 +34,16 @@ class NonGemmReference(Record, frozen=True, kw_only=True):
 class Provenance(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Where the numbers come from. `nominal` stays true until somebody calibrates the machine.
 
-    `sources` and `residuals` go by parameter, or by several separated by commas: what a figure was taken
-    from, and the mean relative error of the fit that it comes from.
+    `sources` and `residuals` go by parameter (`peak_flops`, `collective.intra`): what a figure was taken
+    from, and the mean relative error of the fit that it comes from. `limits` are the data sheet's: FLOP/s of
+    `peak_flops`, bytes/s of `memory_bandwidth` and of tiers (`point_to_point.intra`).
     """
 
     name: str
     nominal: bool = True
     sources: dict[str, str] = {}
     residuals: dict[str, float] = {}
+    limits: dict[str, float] = {}
     notes: str = ""
 
 
