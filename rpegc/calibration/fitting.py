@@ -12,7 +12,7 @@ import msgspec
 from calib.fits import Found
 from calib.tables import Table, fit_collectives, fit_messages, fit_products
 from ir_schema.base import Tier
-from ir_schema.diagnostics import Diagnostic
+from ir_schema.diagnostics import Diagnostic, DiagnosticError, error
 from ir_schema.hardware import AlphaBeta, Hardware, Provenance, Tiers
 from rpegc.calibration.operators import fit_iterations, whole_layer_flops
 
@@ -56,7 +56,10 @@ def refit(base: Hardware, tables: Sequence[Table], *, keep: Sequence[str] = ()) 
     work = _Work(base, tuple(keep))
     order = ("products", "collectives", "messages", "iterations")
     for table in sorted(tables, key=lambda t: order.index(t.kind)):
-        work.add(table)
+        try:
+            work.add(table)
+        except ValueError as exc:
+            raise DiagnosticError([error("E941", f"`{table.name}`: {exc}")]) from exc
     work.derive()
     return Refit(work.hardware, work.changes, _findings(work.hardware, work.changes))
 
