@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from rpeg_rt.data.pairs import pair_matrix
 from rpeg_rt.data.prompts import token_matrix
+from rpeg_rt.engine.sharding import position_of
 from rpeg_rt.host import Host
 from rpeg_rt.pauses import policy_of
 from rpeg_rt.pool import Verified
 from rpeg_rt.protocol import Answers, Evaluate, Frame, from_array, to_array
 from rpeg_rt.realise import Realisation
-from rpeg_rt.rows import replica_ranks
 from rpeg_rt.semantics import Score, Train, Verify
 from rpeg_rt.trace import Evaluation
 
@@ -47,16 +47,20 @@ class Examination(Protocol):
 def _questions(
     realisation: Realisation, vertex: str, rows: npt.NDArray[np.int32], *, paired: bool
 ) -> dict[int, Evaluate]:
-    """A block of `rows` for every replica of `vertex` (those of a pair together), by worker."""
+    """A block of `rows` for every replica of `vertex` (those of a pair together), by worker. Decoding is not
+    split along sequences, so each context-parallel rank then counts as a replica."""
     placement = realisation.plan[vertex]
-    ranks, replicas = realisation.ranks(placement.allocation), placement.data_parallel
+    replicas: dict[tuple[int, int], list[int]] = {}
+    for i, rank in enumerate(realisation.ranks(placement.allocation)):
+        place = position_of(i, placement.layout)
+        replicas.setdefault((place.data, 0 if paired else place.context), []).append(rank)
     together = 2 if paired else 1
     found: dict[int, Evaluate] = {}
-    for d in range(replicas):
-        first, last = (len(rows) // together * i // replicas * together for i in (d, d + 1))
+    for n, key in enumerate(sorted(replicas)):
+        first, last = (len(rows) // together * i // len(replicas) * together for i in (n, n + 1))
         if first < last:
             question = Evaluate(vertex, first, to_array(rows[first:last]), paired)
-            found.update(dict.fromkeys(replica_ranks(ranks, placement.layout, d), question))
+            found.update(dict.fromkeys(replicas[key], question))
     return found
 
 

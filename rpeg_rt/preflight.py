@@ -83,7 +83,13 @@ def _unsupported_models(realisation: Realisation) -> list[str]:
         if v.model is not None:
             layout = realisation.plan[name].layout
             spec = realisation.problem.models[v.model]
-            for reason in unsupported(spec, layout, realisation.problem.workload):
+            reasons = unsupported(spec, layout, realisation.problem.workload)
+            if v.role == "generation" and layout.context_parallel > 1:
+                reasons.append(
+                    "the runtime does not split sequences that are being generated; set its "
+                    f"context_parallel to 1, not {layout.context_parallel}"
+                )
+            for reason in reasons:
                 found[f"vertex `{name}`, model `{v.model}`: {reason}"] = None
     return list(found)
 

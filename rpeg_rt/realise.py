@@ -321,9 +321,10 @@ def vertices_of(node: TemplateNode) -> tuple[str, ...]:
     return node.members or (node.vertex,)
 
 
-def layout_name(data: int, pipeline: int, tensor: int) -> str:
+def layout_name(layout: Layout) -> str:
     """A layout's spelling in traces and messages."""
-    return f"dp{data}.pp{pipeline}.tp{tensor}"
+    name = f"dp{layout.data_parallel}.pp{layout.pipeline_parallel}.tp{layout.tensor_parallel}"
+    return name + (f".cp{layout.context_parallel}" if layout.context_parallel > 1 else "")
 
 
 def given(realisation: Realisation, node: TemplateNode) -> tuple[str, ...]:

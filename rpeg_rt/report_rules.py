@@ -82,8 +82,7 @@ class ReportRules(Rules):
             self._install(bound.transfer.target, version)
         elif node.kind == "Op" and not bound.on_host:
             reads = self.realisation.version(node, x.step)
-            p = self.realisation.plan[bound.vertices[0]]
-            layout = layout_name(p.data_parallel, p.pipeline_parallel, p.tensor_parallel)
+            layout = layout_name(self.realisation.plan[bound.vertices[0]].layout)
             for vertex in bound.vertices:
                 place = self.realisation.serving[vertex]
                 self._held(x, place, reads[place.model])

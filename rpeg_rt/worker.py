@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from ir_schema.problem import Layout
 from ir_schema.stages import Executable
 from rpeg_rt.algorithms import Learner, make_learner
 from rpeg_rt.beginning import FRESH
@@ -195,10 +196,10 @@ class Worker:
         return Answers(question.first, site.engine.version, to_array(found.cpu().numpy()))
 
     def save(self, request: Save) -> Saved:
-        """Write this worker's slices of a model; replicas beyond the first have nothing to add."""
+        """Write this worker's slices of a model; ranks with the same slices as others have nothing to add."""
         place = self.realisation.serving[request.vertex]
         engine, position = self.engines[place], self._groups(place).place
-        if position.data == 0:
+        if position.data == position.context == 0:
             write_shards(engine.shards(), Path(request.path))
         return Saved(request.vertex, engine.version)
 
@@ -313,7 +314,14 @@ class Worker:
     def _layout_in_use(self, bound: BoundNode) -> str:
         """Sizes of the groups that the operator's collectives really run in."""
         groups = self._groups(self.realisation.serving[bound.vertices[0]]).collection
-        return layout_name(*(dist.get_world_size(g) for g in (groups.dp, groups.pp, groups.tp)))
+        return layout_name(
+            Layout(
+                data_parallel=groups.dp.size(),
+                pipeline_parallel=groups.pp.size(),
+                tensor_parallel=groups.tp.size(),
+                context_parallel=groups.cp.size(),
+            )
+        )
 
     def _use(self, bound: BoundNode, step: int) -> dict[str, int]:
         """Put the versions that an Op reads in place; those that its engines then have, by model."""

@@ -69,8 +69,6 @@ def _unsupported_layout(spec: ModelSpec, layout: Layout) -> list[str]:
     tensor, pipeline = layout.tensor_parallel, layout.pipeline_parallel
     heads, groups = spec.attention_heads, spec.query_groups
     found = []
-    if layout.context_parallel > 1:
-        found.append("the runtime does not execute context parallelism")
     if layout.expert_parallel > 1:
         found.append("the runtime does not execute expert parallelism")
     if spec.layers % pipeline:

@@ -31,11 +31,12 @@ class Attention:
     window: int | None
     angles: Tensor
 
-    def causal(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Query [b, heads, s, d_h] over key and value [b, kv heads, s, d_h]: [b, heads, s, d_h]."""
-        length = query.size(2)
+    def causal(self, query: Tensor, key: Tensor, value: Tensor, first: int = 0) -> Tensor:
+        """Query [b, heads, s, d_h] of positions `first` onward over key and value
+        [b, kv heads, first + s, d_h] of all positions: [b, heads, s, d_h]."""
+        length = first + query.size(2)
         windowed = self.window is not None and self.window < length
-        if self.softcap is None and not windowed:
+        if self.softcap is None and not windowed and first == 0:
             return F.scaled_dot_product_attention(
                 query,
                 key,
@@ -44,12 +45,14 @@ class Attention:
                 scale=self.scale,
                 enable_gqa=query.size(1) != key.size(1),
             )
-        at = torch.arange(length, device=query.device)
-        behind = at[:, None] - at
+        begin = 0 if self.window is None else max(0, first + 1 - self.window)  # what the first query sees
+        key, value = key[:, :, begin:], value[:, :, begin:]
+        at = torch.arange(begin, length, device=query.device)
+        behind = at[first - begin :, None] - at
         hidden = behind < 0
         if self.window is not None:
             hidden |= behind >= self.window
-        bias = torch.zeros(length, length, dtype=query.dtype, device=query.device)
+        bias = torch.zeros(hidden.shape, dtype=query.dtype, device=query.device)
         return self.biased(query, key, value, bias.masked_fill_(hidden, -math.inf))
 
     def biased(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:

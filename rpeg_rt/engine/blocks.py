@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rpeg_rt.engine.attention import Attention
+from rpeg_rt.engine.context import Share, whole_sequence
 from rpeg_rt.engine.shim import TransformerLayer, attention, device, mappings
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -58,12 +59,25 @@ class CausalAttention(torch.nn.Module):
 
     kind: Attention
 
-    def __init__(self, **_: Any) -> None:
+    def __init__(self, *, pg_collection: Any, **_: Any) -> None:
         super().__init__()
+        self._group = pg_collection.cp
+        self.share = Share(self._group.rank(), self._group.size())
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Attention over earlier positions; key and value may have fewer heads than query."""
-        out = self.kind.causal(*(t.permute(1, 2, 0, 3) for t in (query, key, value)))
+        """Attention over earlier positions of the whole sequences, of which these are the rank's share; key
+        and value may have fewer heads than query."""
+        if self.share.ranks > 1:
+            key, value = whole_sequence(torch.cat([key, value], -1), self._group).tensor_split(
+                [key.size(-1)], -1
+            )
+        q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))
+        blocks = self.share.blocks(k.size(2))
+        parts = [
+            self.kind.causal(part, k[:, :, : block.stop], v[:, :, : block.stop], block.start)
+            for part, block in zip(q.chunk(len(blocks), 2), blocks, strict=True)
+        ]
+        out = torch.cat(parts, 2) if len(parts) > 1 else parts[0]
         return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
 
 
@@ -120,7 +134,10 @@ class Layer(TransformerLayer):  # type: ignore[misc]
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
         """Hidden states [s, b, h] to [s, b, h]; the second result is Megatron's unused context."""
 
-        kwargs["rotary_pos_emb"] = self.rotary[: hidden_states.size(0)]
+        share: Share = self.self_attention.core_attention.share
+        blocks = share.blocks(hidden_states.size(0) * share.ranks)
+        angles = [self.rotary[block.start : block.stop] for block in blocks]
+        kwargs["rotary_pos_emb"] = torch.cat(angles) if len(angles) > 1 else angles[0]
 
         def run(hidden: Tensor) -> Tensor:
             output: Tensor = super(Layer, self).forward(hidden, **kwargs)[0]

@@ -186,7 +186,8 @@ class Engine:
         if len(tokens):
             order = by_length(tokens)
             parts = order.tensor_split(min(microbatches, len(tokens)))
-            aligned = [align(tokens[part], self._workload.prompt_length) for part in parts]
+            length, share = self._workload.prompt_length, self.groups.share
+            aligned = [align(tokens[part], length, share) for part in parts]
             stage = Stage(self._model, aligned)
             outputs = []
             for i, rows in enumerate(aligned):

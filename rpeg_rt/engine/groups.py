@@ -4,6 +4,7 @@ Megatron's global parallel state allows one layout per process, so it is never i
 is given the groups it works in.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch.distributed as dist
 
 from ir_schema.problem import Layout
+from rpeg_rt.engine.context import Share
 from rpeg_rt.engine.sharding import Position, position_of
 from rpeg_rt.engine.shim import ProcessGroupCollection
 
@@ -53,9 +55,14 @@ class LayoutGroups:
         """Whether this rank computes logits and values."""
         return self.place.pipeline == self.layout.pipeline_parallel - 1
 
+    @property
+    def share(self) -> Share:
+        """This rank's share of every sequence of its replica."""
+        return Share(self.place.context, self.layout.context_parallel)
+
     def stage_rank(self, stage: int) -> int:
-        """Global rank of another pipeline stage of this rank's replica and tensor index."""
-        return int(_grid(self.ranks, self.layout)[self.place.data, stage, self.place.tensor])
+        """Global rank of another pipeline stage of this rank's replica, context and tensor index."""
+        return int(_grid(self.ranks, self.layout)[self.place._replace(pipeline=stage)])
 
 
 def make_layout(ranks: Sequence[int], layout: Layout) -> LayoutGroups:
@@ -73,8 +80,14 @@ def make_layout(ranks: Sequence[int], layout: Layout) -> LayoutGroups:
 
 
 def _grid(ranks: Sequence[int], layout: Layout) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """Ranks by (data, pipeline, tensor) index."""
-    grid = np.empty((layout.data_parallel, layout.pipeline_parallel, layout.tensor_parallel), dtype=np.int64)
+    """Ranks by position."""
+    shape = Position(
+        data=layout.data_parallel,
+        pipeline=layout.pipeline_parallel,
+        context=layout.context_parallel,
+        tensor=layout.tensor_parallel,
+    )
+    grid = np.empty(shape, dtype=np.int64)
     for i, rank in enumerate(ranks):
         grid[position_of(i, layout)] = rank
     return grid
@@ -82,42 +95,41 @@ def _grid(ranks: Sequence[int], layout: Layout) -> "np.ndarray[Any, np.dtype[np.
 
 def _make(ranks: tuple[int, ...], layout: Layout) -> LayoutGroups:
     grid = _grid(ranks, layout)
-    data, pipeline, tensor = grid.shape
-    cuts = {
-        "tp": grid.reshape(-1, tensor),
-        "pp": grid.transpose(0, 2, 1).reshape(-1, pipeline),
-        "dp": grid.transpose(1, 2, 0).reshape(-1, data),
-        "mp": grid.reshape(data, -1),
-        "tp_dp": grid.transpose(1, 0, 2).reshape(pipeline, -1),
-        "all": grid.reshape(1, -1),
-        "self": grid.reshape(-1, 1),
-    }
-    if pipeline > 1:
-        cuts["embd"] = grid[:, [0, -1]].transpose(0, 2, 1).reshape(-1, 2)
-    mine = {name: _own_group(rows.tolist()) for name, rows in cuts.items()}
+    axes = ("t", "p", "d", "pt", "dct", "dpct", "", "c", "dc", "ct")
+    mine = {inside: _own_group(_rows(grid, inside)) for inside in axes}
+    ends = _own_group(_rows(grid[:, [0, -1]], "p")) if layout.pipeline_parallel > 1 else None
     if dist.get_rank() not in ranks:
         return LayoutGroups(ranks, layout, None, None)
     collection = ProcessGroupCollection(
-        tp=mine["tp"],
-        pp=mine["pp"],
-        mp=mine["mp"],
-        dp=mine["dp"],
-        dp_cp=mine["dp"],
-        intra_dp_cp=mine["dp"],
-        cp=mine["self"],
-        tp_cp=mine["tp"],
-        tp_dp_cp=mine["tp_dp"],
-        embd=mine.get("embd"),
+        tp=mine["t"],
+        pp=mine["p"],
+        mp=mine["pt"],
+        dp=mine["d"],
+        dp_cp=mine["dc"],
+        intra_dp_cp=mine["dc"],
+        cp=mine["c"],
+        tp_cp=mine["ct"],
+        tp_dp_cp=mine["dct"],
+        embd=ends,
         pos_embd=None,
-        ep=mine["self"],
-        expt_tp=mine["tp"],
-        tp_ep=mine["tp"],
-        tp_ep_pp=mine["mp"],
-        expt_dp=mine["dp"],
-        intra_expt_dp=mine["dp"],
-        intra_dist_opt=mine["all"],
+        ep=mine[""],
+        expt_tp=mine["t"],
+        tp_ep=mine["t"],
+        tp_ep_pp=mine["pt"],
+        expt_dp=mine["dc"],
+        intra_expt_dp=mine["dc"],
+        intra_dist_opt=mine["dpct"],
     )
     return LayoutGroups(ranks, layout, position_of(ranks.index(dist.get_rank()), layout), collection)
+
+
+def _rows(grid: "np.ndarray[Any, np.dtype[np.int64]]", inside: str) -> list[list[int]]:
+    """The ranks of each group whose members differ in the axes `inside` (letters of "dpct") alone."""
+    apart = [axis for axis, letter in enumerate("dpct") if letter not in inside]
+    within = [axis for axis, letter in enumerate("dpct") if letter in inside]
+    size = math.prod(grid.shape[axis] for axis in within)
+    rows: list[list[int]] = grid.transpose(apart + within).reshape(-1, size).tolist()
+    return rows
 
 
 def _own_group(rows: list[list[int]]) -> dist.ProcessGroup | None:

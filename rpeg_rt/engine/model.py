@@ -108,7 +108,7 @@ class Model(MegatronModule):  # type: ignore[misc]
             self.value_head = ScalarHead(spec.hidden, precision)
         self.wide = torch.promote_types(precision, torch.float32)
         first = groups.place.pipeline * len(self.decoder.layers)
-        kinds = attention_kinds(spec, positions, self.wide)
+        kinds = attention_kinds(spec, groups.share.padded(positions), self.wide)
         self.kinds = [kinds[spec.is_full_attention(first + i)] for i in range(len(self.decoder.layers))]
         for layer, kind in zip(self.decoder.layers, self.kinds, strict=True):
             layer.attend_as(kind)
@@ -143,7 +143,8 @@ class Model(MegatronModule):  # type: ignore[misc]
         return self.shared_embedding_or_output_weight() if weight is None else weight
 
     def forward(self, tokens: Tensor, received: Tensor | None) -> Tensor:
-        """Hidden states [s, b, h] of left-aligned `tokens` [b, s]; `received` is the earlier stage's."""
+        """Hidden states [s, b, h] of left-aligned `tokens` [b, s], of which this is the rank's share;
+        `received` is the earlier stage's."""
         embedded = None
         if self.pre_process:
             embedded = self.embedding(tokens).transpose(0, 1).contiguous()

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from rpeg_rt.engine.alignment import Aligned
+from rpeg_rt.engine.context import everywhere
 from rpeg_rt.engine.groups import LayoutGroups
 from rpeg_rt.engine.model import Model, token_logp, token_logp_and_entropy
 from rpeg_rt.engine.shim import device
@@ -111,16 +112,20 @@ class Stage:
 def response_logp(model: Model, hidden: Tensor, rows: Aligned, temperature: float) -> Tensor:
     """Log-probabilities [b, L_r] of the response tokens under softmax(logits / temperature)."""
     logits = _response_logits(model, hidden, rows, temperature)
-    return rows.expand(token_logp(logits, rows.targets, model.groups.collection.tp))
+    logp = token_logp(logits, rows.targets, model.groups.collection.tp)
+    return everywhere(rows.expand(logp), model.groups.collection.cp)
 
 
 def response_logp_and_entropy(
     model: Model, hidden: Tensor, rows: Aligned, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """As `response_logp`, and the entropy of each response token's distribution [T], without a gradient."""
+    """As `response_logp`, and the float64 sum of the entropies of the response tokens' distributions, without
+    a gradient."""
     logits = _response_logits(model, hidden, rows, temperature)
-    logp, entropy = token_logp_and_entropy(logits, rows.targets, model.groups.collection.tp)
-    return rows.expand(logp), entropy
+    groups = model.groups.collection
+    logp, entropy = token_logp_and_entropy(logits, rows.targets, groups.tp)
+    total = everywhere(entropy.sum(dtype=torch.float64), groups.cp)
+    return everywhere(rows.expand(logp), groups.cp), total
 
 
 def _response_logits(model: Model, hidden: Tensor, rows: Aligned, temperature: float) -> Tensor:
@@ -132,7 +137,7 @@ def response_values(model: Model, hidden: Tensor, rows: Aligned) -> Tensor:
     if model.value_head is None:
         raise ValueError("the model has no scalar head")
     values: Tensor = model.value_head(hidden.flatten(0, 1).index_select(0, rows.predicting))
-    return rows.expand(values.to(model.wide))
+    return everywhere(rows.expand(values.to(model.wide)), model.groups.collection.cp)
 
 
 def sequence_rewards(model: Model, hidden: Tensor, rows: Aligned) -> Tensor:
@@ -140,4 +145,4 @@ def sequence_rewards(model: Model, hidden: Tensor, rows: Aligned) -> Tensor:
     if model.value_head is None:
         raise ValueError("the model has no scalar head")
     rewards: Tensor = model.value_head(hidden.flatten(0, 1).index_select(0, rows.last))
-    return rewards.to(model.wide)
+    return everywhere(rows.expand_last(rewards.to(model.wide)), model.groups.collection.cp)

@@ -1,8 +1,9 @@
 """Which slices of which canonical tensors a rank of a layout holds.
 
 Pure: the same map tells the engine where its parameters come from and both sides of a transfer what to
-move. A rank's position in a layout is that of the cost model: tensor index fastest, then pipeline stage,
-then replica, so that a replica's ranks are neighbours (semantics: P6 and P8).
+move. A rank's position in a layout is that of the cost model: tensor index fastest, then context, pipeline
+stage and replica, so that a replica's ranks are neighbours (semantics: P6 and P8). Ranks that differ in
+their context index alone hold the same weights.
 
 Invariant: two shards of one canonical tensor, of whatever ranks of one layout, are equal or disjoint,
 and the distinct ones cover the tensor.
@@ -26,6 +27,7 @@ class Position(NamedTuple):
 
     data: int
     pipeline: int
+    context: int
     tensor: int
 
 
@@ -51,19 +53,21 @@ class ShardSpec(NamedTuple):
 
 def position_of(index: int, layout: Layout) -> Position:
     """Coordinates of the `index`-th rank of a layout's rank list."""
-    stage, tensor = divmod(index, layout.tensor_parallel)
-    data, pipeline = divmod(stage, layout.pipeline_parallel)
-    return Position(data, pipeline, tensor)
+    rest, tensor = divmod(index, layout.tensor_parallel)
+    rest, context = divmod(rest, layout.context_parallel)
+    data, pipeline = divmod(rest, layout.pipeline_parallel)
+    return Position(data, pipeline, context, tensor)
 
 
 def reverse_stages(ranks: Sequence[int], layout: Layout) -> tuple[int, ...]:
     """The ranks of a layout reordered so that its stage s lies where stage P_p - 1 - s lay."""
-    tensor, replica = layout.tensor_parallel, layout.tensor_parallel * layout.pipeline_parallel
+    stage = layout.tensor_parallel * layout.context_parallel
+    replica = stage * layout.pipeline_parallel
     return tuple(
         rank
         for first in range(0, len(ranks), replica)
-        for stage in range(first + replica - tensor, first - 1, -tensor)
-        for rank in ranks[stage : stage + tensor]
+        for at in range(first + replica - stage, first - 1, -stage)
+        for rank in ranks[at : at + stage]
     )
 
 

@@ -1,9 +1,10 @@
 """Optimizer steps: gradients through the pipeline, their reduction, clipping and AdamW.
 
-Gradients are accumulated and sharded over replicas by Megatron's data parallelism and distributed
-optimizer. A minibatch's loss is a sum over its response tokens (or pairs) divided by their number over all
-replicas, so neither microbatches nor replicas can be seen in the result. The gradient norm is taken over the
-whole model in the precision of the gradients' sum (Megatron's own is in single precision).
+Gradients are accumulated and sharded over replicas and their context ranks by Megatron's data parallelism
+and distributed optimizer. A minibatch's loss is a sum over its response tokens (or pairs) divided by their
+number over all replicas, so neither microbatches nor replicas can be seen in the result; the context ranks of
+a replica all form the loss of its whole rows. The gradient norm is taken over the whole model in the
+precision of the gradients' sum (Megatron's own is in single precision).
 """
 
 from collections.abc import Callable
@@ -81,7 +82,7 @@ class Pass:
         self._model, self._batch, self._loss = model, batch, loss
         self._temperature, self.terms, self.tokens = temperature, terms, tokens
         self._parts = _split(batch, microbatches)
-        self._aligned = [align(p.tokens, prompt_length) for p in self._parts]
+        self._aligned = [align(p.tokens, prompt_length, model.groups.share) for p in self._parts]
         self._stage = Stage(model, self._aligned, tag)
         self._losses: dict[int, Tensor] = {}
         self._sums: Metrics = {}
@@ -103,8 +104,7 @@ class Pass:
         logp = values = None
         told: Metrics = {}
         if model.lm_head is not None:
-            logp, entropy = response_logp_and_entropy(model, hidden, rows, self._temperature)
-            told[ENTROPY] = entropy.sum(dtype=torch.float64)
+            logp, told[ENTROPY] = response_logp_and_entropy(model, hidden, rows, self._temperature)
         if model.value_head is not None:
             values = response_values(model, hidden, rows)
         total, metrics = self._loss(TokenOutputs(logp, values), self._parts[i])

@@ -58,11 +58,13 @@ def write_prompts(directory: Path, count: int = 10) -> Path:
     return path
 
 
-def place(gpus: str, dp: int = 1, pp: int = 1, tp: int = 1, mb: int = 1, waves: int = 1) -> Placement:
+def place(
+    gpus: str, dp: int = 1, pp: int = 1, tp: int = 1, mb: int = 1, waves: int = 1, cp: int = 1
+) -> Placement:
     """A vertex on GPUs "a" or "a-b" of node 0.0."""
     first, _, last = gpus.partition("-")
     count = int(last or first) - int(first) + 1
-    assert count == dp * pp * tp
+    assert count == dp * pp * tp * cp
     return Placement(
         origin=(0, 0, int(first)),
         extent=(1, 1, count),
@@ -71,6 +73,7 @@ def place(gpus: str, dp: int = 1, pp: int = 1, tp: int = 1, mb: int = 1, waves: 
         tensor_parallel=tp,
         microbatches=mb,
         waves=waves,
+        context_parallel=cp,
     )
 
 
@@ -91,6 +94,7 @@ def problem(
     run: dict[str, Any] | None = None,
     verifier: str = "tiny_verifier:verify",
     device_space: tuple[int, int, int] = (1, 1, 4),
+    cost_model: str = "paper",
 ) -> Problem:
     """PPO with actor, critic, reference, and a verifier (or a reward model); `fuse`: both trainings."""
     trainers = ("actor_train", "critic_train")
@@ -179,7 +183,7 @@ def problem(
     containers += [Container(name=n, elements=e, bytes_each=4) for n, e in sizes.items()]
     return Problem(
         name="tiny",
-        options=Options(steps=4, cost_model="paper", fuse=trainers if fuse else None),
+        options=Options(steps=4, cost_model=cost_model, fuse=trainers if fuse else None),
         workload=w,
         models=models,
         hardware=HARDWARE,

@@ -75,6 +75,19 @@ def test_every_replica_of_the_trained_policy_gets_its_block(tmp_path: Path, star
     assert {q.vertex for q in exam.rounds[0].values()} == {"actor_train"}
 
 
+def test_ranks_that_split_sequences_have_questions_of_their_own(tmp_path: Path, started: Started) -> None:
+    """But for pairs, whose sequences they split."""
+    plan = colocated(dp=2, actor_train=place("0-3", cp=2, tp=2))
+    exam = examination(*started(tmp_path, plan)[:2])
+    assert exam is not None
+    assert {rank: (q.first, q.rows.shape[0]) for rank, q in exam.rounds[0].items()} == {
+        0: (0, 3),
+        1: (0, 3),
+        2: (3, 4),
+        3: (3, 4),
+    }
+
+
 def test_answers_are_put_in_order_and_judged(tmp_path: Path, started: Started) -> None:
     realisation, host, done = started(tmp_path, colocated(dp=2))
     exam = examination(realisation, host)
@@ -116,11 +129,11 @@ def test_nothing_to_ask(tmp_path: Path, started: Started) -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    [colocated(dp=2), colocated(actor_gen=place("0"), actor_train=place("0-1", pp=2, mb=2))],
-    ids=["data parallel", "pipeline"],
+    [colocated(dp=2), colocated(actor_gen=place("0"), actor_train=place("0-3", pp=2, mb=2, cp=2))],
+    ids=["data parallel", "pipeline, sequences split"],
 )
 def test_a_run_is_examined_before_and_after(tmp_path: Path, plan: dict[str, Placement]) -> None:
-    made = problem(run=dict(RUN))
+    made = problem(run=dict(RUN), cost_model="megatron")
     path, trace = write_plan(tmp_path, executable(made, plan)), tmp_path / "trace.jsonl"
     held_out = load_prompts(write_held_out(tmp_path), ByteTokenizer(), prompt_length=6).prompts
     outcome = execute(path, Settings(steps=2, trace=trace), lambda *_: None)
@@ -198,8 +211,9 @@ def test_a_run_pauses_for_evaluations(tmp_path: Path) -> None:
 
 
 def test_held_out_pairs_are_scored(tmp_path: Path) -> None:
-    made = from_pairs(problem(run=RUN | {"algorithm": "dpo", "eval_prompts": "prompts.jsonl"}))
-    plan = {"ref_inf": place("0-1", tp=2), "actor_inf": place("1"), "actor_train": place("0-1", dp=2)}
+    run = RUN | {"algorithm": "dpo", "eval_prompts": "prompts.jsonl"}
+    made = from_pairs(problem(run=run, cost_model="megatron"))
+    plan = {"ref_inf": place("0-1", cp=2), "actor_inf": place("1"), "actor_train": place("0-1", dp=2)}
     path = write_plan(tmp_path, executable(made, plan))
     outcome = execute(path, Settings(steps=2, eval_every=1), lambda *_: None)
     plain = from_problem(made, tmp_path, None)

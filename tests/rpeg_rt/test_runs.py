@@ -78,6 +78,16 @@ CASES: dict[str, tuple[dict[str, object], dict[str, Placement]]] = {
         {"workload": {"epochs": 2, "minibatches": 2}},
         colocated(dp=2, actor_gen=place("0-1", dp=2, waves=2)),
     ),
+    "sequences split where they are not generated": (
+        {"cost_model": "megatron"},
+        colocated(
+            actor_gen=place("0-3", dp=2, tp=2),
+            ref_inf=place("1-2", cp=2),
+            critic_inf=place("0-3", dp=2, cp=2),
+            actor_train=place("0-3", pp=2, cp=2, mb=2),
+            critic_train=place("0-3", cp=4),
+        ),
+    ),
     "fused, one stage": (
         {"fuse": True, "workload": {"epochs": 2, "minibatches": 2}},
         colocated(dp=2) | trained("0-1", dp=2, mb=(2, 3)),

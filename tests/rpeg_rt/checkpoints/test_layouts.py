@@ -133,6 +133,6 @@ def test_shards_of_norms_that_only_some_families_have_cover_them(spread: Layout)
     names = {
         shard.name
         for i in range(spread.pipeline_parallel)
-        for shard in shard_map(spec, spread, Position(data=0, pipeline=i, tensor=0))
+        for shard in shard_map(spec, spread, Position(data=0, pipeline=i, context=0, tensor=0))
     }
     assert {n for n in canonical_shapes(spec) if "norm" in n} <= names

@@ -87,8 +87,10 @@ def _work(rank, world, directory, pipe, function, seconds):
     os._exit(0)
 
 
-def layout(data: int = 1, pipeline: int = 1, tensor: int = 1) -> Layout:
-    return Layout(data_parallel=data, pipeline_parallel=pipeline, tensor_parallel=tensor)
+def layout(data: int = 1, pipeline: int = 1, tensor: int = 1, context: int = 1) -> Layout:
+    return Layout(
+        data_parallel=data, pipeline_parallel=pipeline, tensor_parallel=tensor, context_parallel=context
+    )
 
 
 def groups_of(ranks: list[int], shape: Layout) -> LayoutGroups:

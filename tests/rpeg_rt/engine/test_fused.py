@@ -27,6 +27,7 @@ CASES = [
     (layout(1, 4, 1), (6, 4), True),
     (layout(2, 2, 1), (3, 2), True),
     (layout(1, 2, 2), (3, 4), True),
+    (layout(1, 2, 1, 2), (3, 4), True),
     (layout(2, 2, 1), (6, 7), False),  # more microbatches than a replica has rows
 ]
 

@@ -48,12 +48,32 @@ LAYOUTS = [
     layout(2, 1, 2),
     layout(1, 1, 4),
     layout(1, 4, 1),
+    layout(1, 1, 1, 4),
+    layout(1, 2, 1, 2),
+]
+LARGE = [
+    layout(1, 1, 1, 2),
+    layout(2, 1, 1, 2),
+    layout(1, 1, 2, 2),
+    layout(1, 1, 1, 8),
+    layout(2, 1, 2, 2),
+    layout(2, 2, 1, 2),
+    layout(1, 2, 2, 2),
+    layout(1, 4, 1, 2),
+    layout(1, 1, 4, 2),
+    layout(1, 2, 1, 4),
+    layout(1, 1, 2, 4),
+    layout(2, 1, 1, 4),
+    layout(4, 1, 1, 2),
+    layout(4, 2, 1, 1),
+    layout(2, 2, 2, 1),
+    layout(1, 4, 2, 1),
 ]
 
 
-def layouts(name: str):
+def layouts(name: str, among=tuple(LAYOUTS)):
     """The layouts that the model can be cut into; the first is a single process."""
-    return [shape for shape in LAYOUTS if not unsupported(MODELS[name], shape, WORKLOAD)]
+    return [shape for shape in among if not unsupported(MODELS[name], shape, WORKLOAD)]
 
 
 EOS = {140: 135, 256: 176}
@@ -151,8 +171,11 @@ def run(spec, shape):
 @functools.cache
 def everything(name: str):
     """By layout: the results of its ranks."""
-    shapes = layouts(name)
-    results = harness.launch(4, lambda _: [run(MODELS[name], shape) for shape in shapes])
+    return outcomes(name, 4, layouts(name))
+
+
+def outcomes(name: str, world: int, shapes, seconds: float = 90.0):
+    results = harness.launch(world, lambda _: [run(MODELS[name], shape) for shape in shapes], seconds)
     return [[r[i] for r in results if r[i] is not None] for i in range(len(shapes))]
 
 
@@ -219,13 +242,17 @@ def test_generation_is_equal_under_every_layout(name):
     ended = (whole["tokens"][:, LENGTH:] == EOS.get(MODELS[name].vocabulary, 5)).any(1)
     assert (lengths[~ended] == WORKLOAD.response_length).all()
     for shape, ranks in zip(layouts(name)[1:], others, strict=True):
-        size = WORKLOAD.sequences // shape.data_parallel
-        for i, rank in enumerate(ranks):
-            replica = position_of(i, shape).data
-            mine = merged(rank["generated"])
-            part = slice(replica * size, (replica + 1) * size)
-            assert torch.equal(mine["tokens"], whole["tokens"][part]), shape
-            torch.testing.assert_close(mine["logp"], whole["logp"][part], rtol=0, atol=1e-12)
+        generation_is_equal(shape, ranks, whole)
+
+
+def generation_is_equal(shape, ranks, whole):
+    size = WORKLOAD.sequences // shape.data_parallel
+    for i, rank in enumerate(ranks):
+        replica = position_of(i, shape).data
+        mine = merged(rank["generated"])
+        part = slice(replica * size, (replica + 1) * size)
+        assert torch.equal(mine["tokens"], whole["tokens"][part]), shape
+        torch.testing.assert_close(mine["logp"], whole["logp"][part], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", [n for n in MODELS if MODELS[n].has_lm_head])
@@ -250,24 +277,41 @@ def merged(phases):
 @pytest.mark.parametrize("name", MODELS)
 def test_scores_and_training_are_equal_under_every_layout(name):
     (reference,), *others = everything(name)
+    for shape, ranks in zip(layouts(name)[1:], others, strict=True):
+        scores_and_training_are_equal(name, shape, ranks, reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_everything_is_equal_under_layouts_of_eight_ranks(name):
+    (reference,) = everything(name)[0]
+    shapes = layouts(name, LARGE)
+    assert any(s.gpus == 8 and s.context_parallel > 1 for s in shapes)
+    for shape, ranks in zip(shapes, outcomes(name, 8, shapes, seconds=600.0), strict=True):
+        assert len(ranks) == shape.gpus
+        if MODELS[name].has_lm_head:
+            generation_is_equal(shape, ranks, merged(reference["generated"]))
+        scores_and_training_are_equal(name, shape, ranks, reference)
+
+
+def scores_and_training_are_equal(name, shape, ranks, reference):
     whole = {n: torch.zeros(s, dtype=torch.float64) for n, s in canonical_shapes(MODELS[name]).items()}
     for tensor, slices, values in reference["weights"]:
         whole[tensor][slices] = values
-    for shape, ranks in zip(layouts(name)[1:], others, strict=True):
-        for i, rank in enumerate(ranks):
-            replica = position_of(i, shape).data
-            for kind, expected in reference["scores"].items():
-                part = expected.chunk(shape.data_parallel)[replica]
-                torch.testing.assert_close(rank["scores"][kind], part, rtol=0, atol=1e-12)
-            last = position_of(i, shape).pipeline == shape.pipeline_parallel - 1
-            for mine, theirs in zip(rank["metrics"], reference["metrics"], strict=True):
-                assert mine == pytest.approx(theirs if last else {k: theirs[k] for k in mine}, rel=1e-9)
-                assert last or set(mine) == {"gradient_norm", "learning_rate"}
-            assert rank["version"] == 1
-            for tensor, slices, values in rank["weights"]:
-                torch.testing.assert_close(
-                    values, whole[tensor][slices], rtol=0, atol=1e-9, msg=f"{shape} {tensor}"
-                )
+    for i, rank in enumerate(ranks):
+        replica = position_of(i, shape).data
+        for kind, expected in reference["scores"].items():
+            part = expected.chunk(shape.data_parallel)[replica]
+            torch.testing.assert_close(rank["scores"][kind], part, rtol=0, atol=1e-12)
+        last = position_of(i, shape).pipeline == shape.pipeline_parallel - 1
+        for mine, theirs in zip(rank["metrics"], reference["metrics"], strict=True):
+            assert mine == pytest.approx(theirs if last else {k: theirs[k] for k in mine}, rel=1e-9)
+            assert last or set(mine) == {"gradient_norm", "learning_rate"}
+        assert rank["version"] == 1
+        for tensor, slices, values in rank["weights"]:
+            torch.testing.assert_close(
+                values, whole[tensor][slices], rtol=0, atol=1e-9, msg=f"{shape} {tensor}"
+            )
 
 
 def test_the_same_run_gives_the_same_bits():

@@ -36,7 +36,9 @@ def train(shape):
     return metrics, weights, trained, len(runs) - trained
 
 
-@pytest.mark.parametrize("shape", [layout(1, 1, 1), layout(1, 2, 1), layout(1, 1, 2)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [layout(1, 1, 1), layout(1, 2, 1), layout(1, 1, 2), layout(1, 1, 1, 2)], ids=str
+)
 def test_recomputation_changes_no_bit(shape, monkeypatch):
     recomputed = harness.launch(shape.gpus, lambda _: train(shape))
     monkeypatch.setattr(rpeg_rt.engine.blocks, "checkpoint", lambda run, hidden, **_: run(hidden))

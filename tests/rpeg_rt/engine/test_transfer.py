@@ -22,6 +22,7 @@ PLACES = [
     ([0, 1, 2, 3], layout(2, 1, 2)),
     ([2, 3], layout(1, 2, 1)),
     ([1, 2], layout(1, 1, 2)),
+    ([0, 1, 2, 3], layout(1, 2, 1, 2)),
 ]
 SPECS = [
     harness.spec(vocabulary=140, kv_heads=1, qkv_bias=True),
