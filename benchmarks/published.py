@@ -110,7 +110,17 @@ def errors(outcomes: Sequence[Outcome]) -> tuple[Agreement, Agreement]:
     )
 
 
-HEADER = ("set", "part", "n", "MAPE", "Spearman", "ordered", "one efficiency: MAPE", "Spearman", "ordered")
+HEADER = (
+    "set",
+    "part",
+    "n",
+    "MAPE",
+    "Spearman",
+    "ordered",
+    "baseline MAPE",
+    "baseline Spearman",
+    "baseline ordered",
+)
 
 
 def summary(outcomes: Sequence[Outcome]) -> list[tuple[object, ...]]:

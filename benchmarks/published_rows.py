@@ -10,12 +10,13 @@ import csv
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from typing import Literal
 
 import msgspec
 
-from calib.hardware import load_hardware
+from calib import hardware as files
 from ir_schema.hardware import AlphaBeta, Hardware, Tiers
 from ir_schema.problem import Workload
 from ir_schema.samples import OperatorCase
@@ -26,6 +27,7 @@ Row = Mapping[str, str]
 Part = Literal["calibration", "validation"]
 Quantity = Literal["seconds", "seconds per token", "activations", "state"]
 replace = msgspec.structs.replace
+load_hardware = cache(files.load_hardware)
 
 
 FAR: tuple[Literal["inter", "rack"], ...] = ("inter", "rack")

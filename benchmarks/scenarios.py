@@ -5,7 +5,7 @@ critic, and responses of which half have ended by L_r/4 and 85 % by L_r/2. A siz
 critic and reward in billions of parameters; the reference is of the actor's.
 
 What the paper does not print is assumed, here alone: the constants of the hardware
-(`benchmarks/hardware/gh200.json`, which stays as it is so that the studies can be repeated), the topologies of
+(`benchmarks/hardware/gh200.json`, which stays as it is so that studies can be repeated), the topologies of
 the scaling studies (`TOPOLOGY`), a prompt length of 128 in weak scaling, the size of the reference, and
 CodeLlama 34B as the 34B of the LLaMA-2 family.
 """

@@ -10,8 +10,7 @@ GEMM = b"system,m,n,k,latency_ms,source\na,1,2,3,0.1,x\na,2,2,3,0.2,x\nb,1,2,3,0
 
 def code(data, where=None, column=None):
     with pytest.raises(DiagnosticError) as caught:
-        table = read_table(data, "t.csv", where or {})
-        table.numbers(column)
+        read_table(data, "t.csv", where or {}).numbers(column)
     (found,) = caught.value.diagnostics
     return found.code, found.message
 
@@ -50,7 +49,11 @@ def test_rows_between_nodes_are_another_tier():
 
 
 def test_messages_between_processors_and_short_ones_do_not_count():
-    rows = ["pair,bytes,bw_GBps", "CPU-to-CPU memory intra-node,4096,1", "GPU-to-GPU memory inter-node,8,0.0001"]
+    rows = [
+        "pair,bytes,bw_GBps",
+        "CPU-to-CPU memory intra-node,4096,1",
+        "GPU-to-GPU memory inter-node,8,0.0001",
+    ]
     rows += [f"GPU-to-GPU memory inter-node,{b},{b / (2e-6 + b / 20e9) / 1e9}" for b in (1024, 10**5, 10**7)]
     ((place, found),) = fit_messages(read_table("\n".join(rows).encode(), "t.csv", {})).items()
     assert place == ("point_to_point", "inter")

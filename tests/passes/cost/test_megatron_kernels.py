@@ -1,4 +1,4 @@
-"""What kernels take beside arithmetic, by hand: start-ups, launches, stored scores, traffic between products."""
+"""What kernels take beside arithmetic, by hand: start-ups, launches, stored scores, traffic between."""
 
 import pytest
 
@@ -53,8 +53,8 @@ def test_stored_scores_fill_the_square_and_move():
 
 
 def test_traffic_between_products():
-    # Per token and layer 10 hidden values and 3 of the feed-forward width; per token of a response the logits:
-    # two narrow and four wide values forward.
+    # Per token and layer 10 hidden values and 3 of the feed-forward width; per logit of a response two narrow
+    # and four wide values forward.
     with_head = replace(FAST, memory_bandwidth=1e12, product_flops=1e30)
     without = replace(with_head, product_flops=0.0)
     p = place(dp=8, tp=1, mb=4)
