@@ -46,7 +46,7 @@ hardware: $(STAMP)
 # The learning studies behind the curves in the repository (several seeds; takes hours).
 learning: $(STAMP)
 	$(BIN)/python benchmarks/learning/example.py
-	$(BIN)/python benchmarks/learning/study.py
+	$(BIN)/python -m benchmarks.learning.study
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -2,8 +2,9 @@
 
 Both start from one checkpoint of random weights and have the same batch, lengths, sampling, KL coefficient,
 optimizer and precision, and end responses at the same token. One worker is set against one process.
-`rpeg-rt` recomputes activations in the backward pass, as plans assume; TRL is run both ways. Runs of the
-systems alternate, so that what else the machine does falls on all alike.
+Both keep activations for the backward pass, as `rpeg-rt` does where memory suffices and TRL on request, and
+both recompute them, as TRL does by default and `rpeg-rt` where it does not know that there is memory: under
+cost model `paper`. Runs of the systems alternate, so that what else the machine does falls on all alike.
 
 Per step, as medians over the steps of all rounds but the first two of each run: wall time, that in generation
 and the rest, CPU time (of all processes of a system; on a busy machine the figure to trust), and tokens of
@@ -46,10 +47,12 @@ Step = dict[str, Any]
 
 @dataclass
 class System:
-    """A system, what TRL is told beside the rest (None: it is this runtime), and its steps that count."""
+    """A system, what TRL is told beside the rest or under which cost model this runtime's plan is made, and
+    its steps that count."""
 
     name: str
     options: dict[str, bool] | None = None
+    cost_model: str = "megatron"
     steps: list[Step] = field(default_factory=list)
 
     def row(self) -> Row:
@@ -76,6 +79,7 @@ def systems() -> list[System]:
     return [
         System("rpeg-rt"),
         System("trl", {"gradient_checkpointing": False}),
+        System("rpeg-rt, activations recomputed", cost_model="paper"),
         System("trl, activations recomputed", {"gradient_checkpointing": True}),
     ]
 
@@ -172,19 +176,22 @@ def compare(python: str, steps: int, rounds: int) -> tuple[list[Row], dict[str, 
     compared, software = systems(), {}
     with tempfile.TemporaryDirectory(prefix="rpeg-") as name:
         directory = Path(name)
-        plan, settings = directory / "plan.exe.json", directory / "settings.json"
+        settings = directory / "settings.json"
         (directory / "letters.py").write_text(VERIFIER)
         (directory / "prompts.jsonl").write_text("".join(json.dumps({"prompt": t}) + "\n" for t in texts()))
-        (directory / "problem.rpeg").write_text(problem(FIRST + steps))
         told = {"model": MODEL, **WORKLOAD, "texts": texts(), "start": str(directory / "start")}
         settings.write_text(json.dumps(told | {"steps": 0}))
         peer(python, settings)
-        if rpegc([str(directory / "problem.rpeg"), "-q", "-o", str(plan)]):
-            raise click.ClickException("the problem was not compiled")
+        (directory / "problem.rpeg").write_text(problem(FIRST + steps))
+        plans = {s.cost_model: directory / f"{s.cost_model}.exe.json" for s in compared if s.options is None}
+        for cost_model, plan in plans.items():
+            chosen = ["--cost-model", cost_model, "-q", "-o", str(plan)]
+            if rpegc([str(directory / "problem.rpeg"), *chosen]):
+                raise click.ClickException("the problem was not compiled")
         for seed in range(rounds):
             for system in compared:
                 if system.options is None:
-                    found = ours(plan, FIRST + steps, seed)
+                    found = ours(plans[system.cost_model], FIRST + steps, seed)
                 else:
                     more = {"steps": FIRST + steps, "seed": seed, "options": system.options}
                     settings.write_text(json.dumps(told | more))

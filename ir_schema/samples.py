@@ -10,7 +10,7 @@ import msgspec
 
 from ir_schema.base import Record, Role, Tier
 from ir_schema.model import ModelSpec
-from ir_schema.problem import Placement, Workload
+from ir_schema.problem import Layout, Placement, Workload
 
 VERSION = 1
 
@@ -27,7 +27,8 @@ class Environment(Record, frozen=True, kw_only=True):
     `machines` are the hosts by node, `processor` and `accelerator` what they compute with (None: no GPU),
     `processors` those that one node may use; `workers` is how many each node had, and `threads` how many each
     of them computes with. `load` is how many processes the first node was running just before (None: the
-    system does not say): on a machine that others use, samples are of what they leave. `started` is a date in ISO 8601.
+    system does not say): on a machine that others use, samples are of what they leave. `started` is a date
+    in ISO 8601.
     """
 
     started: str
@@ -44,8 +45,8 @@ class Environment(Record, frozen=True, kw_only=True):
 
 
 class Memory(Record, frozen=True, kw_only=True):
-    """Bytes of one GPU, or on CPU of one worker's equal part of its node, and what a worker's process occupies
-    of them before it has made any model: context, libraries, communication."""
+    """Bytes of one GPU, or on CPU of one worker's equal part of its node, and what a worker's process
+    occupies of them before it has made any model: context, libraries, communication."""
 
     total_bytes: int
     idle_bytes: int
@@ -114,10 +115,11 @@ class OperatorCase(Record, frozen=True, kw_only=True):
 class OperatorSample(Record, frozen=True, kw_only=True):
     """An operator run by the runtime's own engine on the placement's workers.
 
-    `busy_seconds` are processor seconds of all of them together, by repetition. `tensor_bytes` is the most that
-    live tensors occupied on the fullest worker while the operator ran, weights and state included, above what
-    there was before the model was made; `process_bytes` the most that the worker's process occupied of its
-    GPU or, on CPU, of memory (None: the system does not say).
+    `busy_seconds` are processor seconds of all of them together, by repetition: on a machine that others use
+    they say more than `seconds`. `tensor_bytes` is the most that live tensors occupied on the fullest worker
+    while the operator ran, weights and state included, above what there was before the model was made;
+    `process_bytes` the most that a worker's process occupied of its GPU or, on CPU, of memory (None: the
+    system does not say).
     """
 
     case: OperatorCase
@@ -143,13 +145,13 @@ class Samples(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Grid(Record, frozen=True, kw_only=True):
-    """Operators to measure: every role of every model, in every layout (P_d, P_p, P_t) and number of
-    microbatches, on every workload; and single `cases`."""
+    """Operators to measure: every role of every model, in every layout and number of microbatches, on every
+    workload; and single `cases`."""
 
     models: dict[str, ModelSpec] = {}
     roles: tuple[Role, ...] = ("generation", "inference", "training")
     workloads: tuple[Workload, ...] = ()
-    layouts: tuple[tuple[int, int, int], ...] = ()
+    layouts: tuple[Layout, ...] = ()
     microbatches: tuple[int, ...] = (1,)
     cases: tuple[OperatorCase, ...] = ()
 

@@ -73,6 +73,16 @@ def arrange(realisation: Realisation, fleet: Fleet) -> Crew:
     return Crew(fleet, ranks, tuple(machines))
 
 
+def everybody(fleet: Fleet) -> Crew:
+    """One worker on every task of a launcher, node by node. Raises PreflightError where tasks are unlike."""
+    joins = [fleet.joins[task] for task in sorted(fleet.joins)]
+    if missing := _unlike(joins):
+        raise PreflightError(missing)
+    places = [join for there in _nodes(joins).values() for join in there]
+    ranks = {join.task: (rank,) for rank, join in enumerate(places)}
+    return Crew(fleet, ranks, tuple(join.machine for join in places))
+
+
 def plan_nodes(realisation: Realisation) -> dict[str, list[int]]:
     """Ranks by the plan's node, in order."""
     found: dict[str, list[int]] = {}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from rpeg_rt.bench.command import bench_command
 from rpeg_rt.failure import ExitCode, RunError
 from rpeg_rt.launch import detect
 
@@ -43,6 +44,7 @@ HELP = """Execute a plan exactly as it stands, on persistent workers, and prove 
   rpeg-rt verify t.jsonl plan.exe.json             check a trace against its plan
   rpeg-rt trace t.jsonl --perfetto t.json          a timeline for ui.perfetto.dev
   rpeg-rt slurm plan.exe.json                      run it on a Slurm cluster
+  rpeg-rt bench machine -o samples.json            measure this machine, for rpeg-calib
   srun rpeg-rt plan.exe.json                       the same, within an allocation
   torchrun … -m rpeg_rt plan.exe.json              run it on what torchrun starts
 
@@ -328,6 +330,7 @@ def cli() -> None:
 cli.add_command(verify_command)
 cli.add_command(trace_command)
 cli.add_command(slurm_command)
+cli.add_command(bench_command)
 
 
 def _progress(quiet: bool) -> Callable[["StepMetrics", int], None]:

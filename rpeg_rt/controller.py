@@ -390,8 +390,8 @@ class Controller:
                 place = self.realisation.serving[vertex]
                 spec = self.realisation.problem.models[place.model]
                 precision = weight_type(spec, self._run_config.precision)
-                eos = self.host.tokenizer.eos
-                with new_checkpoint(directory / place.model, spec, precision, eos) as part:
+                checkpoint = directory / place.model
+                with new_checkpoint(checkpoint, spec, precision, self.host.tokenizer) as part:
                     self._ask({r: Save(vertex, str(part)) for r in self.realisation.ranks(place.allocation)})
 
     def _postpone(self, number: int) -> bool:

@@ -21,6 +21,8 @@ from rpeg_rt.spawn import Spawner
 from rpeg_rt.trace import software_versions
 
 JOIN_SECONDS = 120.0
+NO_PLAN = ""
+"""What tasks call their plan when they are to measure."""
 _RETRY_SECONDS = 0.2
 
 
@@ -64,8 +66,9 @@ def launched_fleet(launch: Launch, plan: str, interface: str | None, port: int |
     return fleet
 
 
-def serve(launch: Launch, plan: Path, interface: str | None, port: int | None) -> None:
-    """Be a task other than 0: start and watch workers until the controller says stop.
+def serve(launch: Launch, plan: Path | None, interface: str | None, port: int | None) -> None:
+    """Be a task other than 0: start and watch workers until the controller says stop. Without a `plan` the
+    controller measures.
 
     Raises WorkerLostError if the controller is not found or goes away, RunError for what keeps this task from
     joining; a plan that cannot be read here is for the controller to tell.
@@ -75,7 +78,7 @@ def serve(launch: Launch, plan: Path, interface: str | None, port: int | None) -
     problem: RunError | None = None
     identity, here = "", Endpoint(controller, None)
     try:
-        identity = load_plan(plan).id
+        identity = NO_PLAN if plan is None else load_plan(plan).id
         here = _here(controller, interface)
     except RunError as exc:
         problem = exc
@@ -125,12 +128,12 @@ def _offer(launch: Launch, secret: str, plan: str, problem: str = "") -> Join:
         software=software,
         plan=plan,
         memory_bytes=available_memory(),
-        gpus=_visible_gpus(),
+        gpus=visible_gpus(),
         problem=problem,
     )
 
 
-def _visible_gpus() -> int:
+def visible_gpus() -> int:
     """NVIDIA GPUs that this process may use, by the system's device files."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     present = sum(p.name.removeprefix("nvidia").isdecimal() for p in Path("/dev").glob("nvidia[0-9]*"))

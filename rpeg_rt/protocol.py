@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from rpeg_rt.bench.jobs import Job, Result
 from rpeg_rt.rows import Ranges
 from rpeg_rt.snapshots.manifest import Piece
 from rpeg_rt.trace import Fused
@@ -119,8 +120,17 @@ class Start(Message, frozen=True, tag=True, array_like=True):
     snapshot: str | None = None
 
 
+class Bench(Message, frozen=True, tag=True, array_like=True):
+    """Controller to worker, in place of `Start`: measure what you are asked to, as one of `world` workers who
+    find each other at `store`; `place` is the worker's among those of its node."""
+
+    store: tuple[str, int]
+    world: int
+    place: int
+
+
 class Ready(Message, frozen=True, tag=True, array_like=True):
-    """Worker to controller: models are built and loaded."""
+    """Worker to controller: models are built and loaded, or measuring can begin."""
 
 
 class Command(Message, frozen=True, tag=True, array_like=True):
@@ -216,6 +226,18 @@ class Failed(Message, frozen=True, tag=True, array_like=True):
     detail: str
 
 
+class Measure(Message, frozen=True, tag=True, array_like=True):
+    """Controller to worker: do this job."""
+
+    job: Job
+
+
+class Measured(Message, frozen=True, tag=True, array_like=True):
+    """Worker to controller: the job is done."""
+
+    result: Result
+
+
 class Stop(Message, frozen=True, tag=True, array_like=True):
     """Controller to worker or task: the run is over; leave."""
 
@@ -227,6 +249,9 @@ Frame = (
     | Signalled
     | Hello
     | Start
+    | Bench
+    | Measure
+    | Measured
     | Ready
     | Command
     | Done

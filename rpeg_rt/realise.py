@@ -146,6 +146,20 @@ class Realisation:
         """Distinct (ranks, layout) pairs in vertex order: process groups are created in this order."""
         return list(dict.fromkeys((self.ranks_of(w), w.layout) for w in self.places()))
 
+    def room(self, place: Weights) -> int:
+        """Bytes that the plan leaves free on every GPU that trains the model of `place`, by the number of
+        models that train at once. Only cost model `megatron` says what a GPU holds; 0 under others."""
+        prediction, run = self.executable.prediction, self.problem.run
+        if prediction.cost_model != "megatron" or not place.training:
+            return 0
+        wide = 2 if run is not None and run.precision == "float64" else 1
+        held = [prediction.devices.get(self.devices[rank]) for rank in self.ranks_of(place)]
+        peaks = [d.peak_bytes for d in held if d is not None]
+        if len(peaks) < len(held):
+            return 0
+        at_once = max(len(b.vertices) for b in self.bound.values())
+        return max(0, prediction.score.memory_limit_bytes - wide * max(peaks)) // at_once
+
     def places(self) -> list[Weights]:
         """Distinct places of weights in vertex order."""
         return list(dict.fromkeys(self.serving.values()))

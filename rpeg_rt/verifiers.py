@@ -19,7 +19,12 @@ from rpeg_rt.failure import FileError, UserCodeError
 
 Verifier = Callable[[str, str, dict[str, Any]], float]
 
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+# A sign after a digit is an operator; commas are between thousands; what a response spells out at length, or
+# with a huge exponent, is not computed.
+_NUMBER = re.compile(
+    r"(?:(?<!\d)[-+−])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3}(?!\d))?"
+)
+_LONGEST = 1000
 
 
 def exact_match(prompt: str, response: str, record: dict[str, Any]) -> float:
@@ -123,4 +128,6 @@ def _answer(record: dict[str, Any]) -> str:
 
 def _last_number(text: str) -> Fraction | None:
     found = _NUMBER.findall(text)
-    return Fraction(found[-1].replace(",", "")) if found else None
+    if not found or len(found[-1]) > _LONGEST:
+        return None
+    return Fraction(found[-1].replace(",", "").replace("−", "-"))

@@ -9,29 +9,31 @@ import os
 import socket
 import time
 import traceback
-from datetime import timedelta
 from pathlib import Path
 
 import msgspec
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 
 from ir_schema.problem import Layout
 from ir_schema.stages import Executable
 from rpeg_rt.algorithms import Learner, make_learner
 from rpeg_rt.beginning import FRESH
+from rpeg_rt.bench.worker import BenchWorker
 from rpeg_rt.engine.engine import Engine
 from rpeg_rt.engine.groups import LayoutGroups, make_layout
 from rpeg_rt.engine.microtasks import schedule_hash
 from rpeg_rt.engine.routing import Fragment, route
+from rpeg_rt.engine.shim import device
 from rpeg_rt.engine.training import NumericError
 from rpeg_rt.engine.transfer import exchange, move_fragments
 from rpeg_rt.network import keep_alive
 from rpeg_rt.operators import Generating, Site, Training, likelihoods, score, train, train_together
 from rpeg_rt.precision import number_type, weight_type
+from rpeg_rt.preflight import available_memory
 from rpeg_rt.protocol import (
     Answers,
+    Bench,
     Channel,
     Command,
     Done,
@@ -59,8 +61,7 @@ from rpeg_rt.snapshots.resuming import beginning
 from rpeg_rt.store import Rows, Store, gather
 from rpeg_rt.trace import Fused
 from rpeg_rt.weights import starting_weights, write_shards
-
-STORE_SECONDS = 300.0
+from rpeg_rt.world import join_world
 
 
 class _Ledger:
@@ -91,9 +92,7 @@ class Worker:
         self.problem = executable.problem
         assert self.problem.run is not None
         self.run = self.problem.run
-        world = self.realisation.world
-        store = _store(start.store, rank, listener)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        join_world(start.store, rank, self.realisation.world, listener)
         self.groups: dict[tuple[tuple[int, ...], object], LayoutGroups] = {
             place: make_layout(*place) for place in self.realisation.layouts()
         }
@@ -126,6 +125,7 @@ class Worker:
             workload=self.problem.workload,
             trainable=self.run.optimizers.get(place.model, self.run.optimizer) if place.training else None,
             copies=place.copies,
+            room=self._room(place) if place.training else 0,
         )
         if self.snapshot is not None and place.model in self.snapshot.models:
             assert self.start.snapshot is not None
@@ -134,6 +134,16 @@ class Worker:
         checkpoint = self.start.checkpoints.get(place.model)
         engine.load(starting_weights(spec, place.model, self.start.seed, checkpoint))
         return engine
+
+    def _room(self, place: Weights) -> int:
+        """Bytes in which training may keep activations, equal on all its workers: what the plan leaves of a
+        GPU, and on CPUs no more than half of a worker's share of what is free. Collective."""
+        room = self.realisation.room(place)
+        if device().type == "cpu":
+            room = min(room, (available_memory() or 0) // (2 * self.realisation.world))
+        least = torch.tensor([room], device=device())
+        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self._groups(place).collection.intra_dist_opt)
+        return int(least)
 
     def now(self) -> int:
         """Nanoseconds since the start of the run."""
@@ -389,17 +399,6 @@ def _failure(command: Command | None, exc: BaseException) -> Failed:
     return Failed(node, step, kind, text, "".join(frames))
 
 
-def _store(address: tuple[str, int], rank: int, listener: int | None) -> TCPStore:
-    """The store in which workers tell each other their addresses; worker 0 keeps it, at socket `listener`."""
-    return TCPStore(
-        *address,
-        is_master=rank == 0,
-        timeout=timedelta(seconds=STORE_SECONDS),
-        wait_for_workers=False,
-        master_listen_fd=listener if rank == 0 else None,
-    )
-
-
 def main(rank: int, address: tuple[str, int], secret: str, listener: int | None) -> int:
     """Serve commands until the controller says stop or goes away; the process's exit code. `listener` is the
     descriptor of the store's socket, for worker 0."""
@@ -412,6 +411,8 @@ def main(rank: int, address: tuple[str, int], secret: str, listener: int | None)
         command: Command | None = None
         try:
             start = channel.receive()
+            if isinstance(start, Bench):
+                return BenchWorker(rank, start, listener).serve(channel)
             if not isinstance(start, Start):
                 return 1
             worker = Worker(rank, start, listener)

@@ -1,134 +1,53 @@
 """Does every algorithm learn, and does staleness cost anything?
 
-    python benchmarks/learning/study.py [--algorithm ppo dpo …] [--seeds 0 1 2 3 4] [--small] [--output DIR]
+    python -m benchmarks.learning.study [--algorithm ppo dpo …] [--seeds 0 1 2 3 4] [--jobs N] [--output DIR]
 
-A two-layer model that starts from random weights learns sums (`47+38=` is answered `85`): by rewards for
-sampled answers, or (DPO) from pairs of a right and a wrong answer. Every algorithm runs with staleness 0 and
-1, with each seed, on two CPU workers. Written are
+A two-layer model that starts from random weights learns to name the largest of three digits (`473=` is
+answered `7`): by rewards for sampled answers, or (DPO) from pairs of a right and a wrong answer. Every
+algorithm runs with staleness 0 and 1, with each seed, on one CPU worker. Written are
 
     algorithms.csv   algorithm, staleness, seed, step, and the reward and share of right answers (DPO: margin
-                     and share of pairs preferred rightly) on held-out prompts after that many steps
+                     and share of pairs preferred rightly) on held-out prompts after that many steps;
+                     `settings` tells one version of the study from another
     algorithms.png   means over the seeds with their standard errors
 
-and what came out is printed. `--small`: one seed and few steps, to see that it works.
+and what came out is printed. Every finished run is written at once: started again, the study runs what is
+missing. `--small`: one seed and few steps, to see that it works; without --output it leaves nothing.
 """
 
 import argparse
 import csv
 import json
-import random
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
+from itertools import count
 from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
 
-from tokenizers import Tokenizer
-from tokenizers.decoders import Fuse
-from tokenizers.models import BPE
+from benchmarks.learning.example import HERE, write_csv
+from benchmarks.learning.task import ALGORITHMS, blind, problem, settings, write_data
 
-HERE = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
-COLUMNS = ("algorithm", "staleness", "seed", "step", "reward", "correct")
-CHARACTERS = "0123456789+="
-HELD_OUT = 400
-LARGEST = 50
+COLUMNS = ("algorithm", "staleness", "seed", "step", "reward", "correct", "settings")
+EVALUATIONS = 10
 UNSATURATED = 0.95
 CLOSE = 0.01
+SMALL_STEPS = 10
 
 
-@dataclass(frozen=True)
-class Algorithm:
-    """What its problem file says beyond what all say, and for how many steps it runs."""
+class Case(NamedTuple):
+    """One run of the study."""
 
-    preset: str
-    steps: int
-    run: str = ""
-    rollouts: int = 4
-    minibatches: int = 4
-
-
-_ACTOR = "optimizer = { learning_rate = 2e-3 }"
-_BOTH = """optimizers = {
-      actor = { learning_rate = 1e-3, epsilon = 1e-4 }
-      critic = { learning_rate = 2e-3, epsilon = 1e-4 }
-    }"""
-ALGORITHMS = {
-    "ppo": Algorithm("ppo", 150, f"kl_coefficient = 0.02\n    {_BOTH}"),
-    "ppo_shared": Algorithm("ppo_shared", 150, f"kl_coefficient = 0.02\n    {_ACTOR}"),
-    "grpo": Algorithm("grpo", 150, _ACTOR),
-    "rloo": Algorithm("rloo", 150, _ACTOR),
-    "reinforce": Algorithm("reinforce", 150, _ACTOR),
-    "dpo": Algorithm("dpo", 150, _ACTOR, rollouts=2, minibatches=1),
-}
-SMALL_STEPS = 20
-
-
-def problem(name: str, staleness: int, steps: int) -> str:
-    """The problem file of an algorithm."""
-    a = ALGORITHMS[name]
-    arch = f'arch = "tiny-small", vocabulary = {len(CHARACTERS) + 1}'
-    trained = f"{arch}, trainable = true, staleness = {staleness}"
-    start = 'checkpoint = "random:start"'
-    reference = f"model reference : lm {{ {arch}, {start} }}"
-    judge = (
-        "" if name == "dpo" else ('verifier sums { callable = "sums:verify", seconds_per_response = 1e-5 }')
-    )
-    models = [f"model actor : lm {{ {trained}, {start} }}", reference, judge]
-    roles = ["actor = actor", "reference = reference"]
-    if name == "ppo":
-        models.append(f"model critic : scalar {{ {trained} }}")
-        roles.append("critic = critic")
-    if name == "ppo_shared":
-        models = [f"model actor : both {{ {trained}, {start} }}", reference, judge]
-        roles = ["actor_critic = actor", "reference = reference"]
-    if judge:
-        roles.append("reward = sums")
-    declared = "\n  ".join(m for m in models if m)
-    return f"""rpeg 1
-
-graph learning_{name} {{
-  cluster {{ hardware = "cpu-2core", racks = 1, nodes = 1, gpus = 2 }}
-  workload {{
-    prompts = 128, rollouts = {a.rollouts}, prompt_length = 6, response_length = 3
-    minibatches = {a.minibatches}
-  }}
-  {declared}
-  use {a.preset} {{ {", ".join(roles)} }}
-  run {{
-    steps = {steps}
-    prompts = "train.jsonl"
-    eval_prompts = "heldout.jsonl"
-    tokenizer = "tokenizer.json"
-    {a.run}
-  }}
-}}
-"""
-
-
-def write_data(directory: Path) -> None:
-    """Sums below 100 with their answers and pairs, some of them held out; a tokenizer of their characters;
-    and the verifier."""
-    dice = random.Random(0)
-    sums = [(a, b) for a in range(LARGEST) for b in range(LARGEST)]
-    dice.shuffle(sums)
-    for file, part in (("heldout", sums[:HELD_OUT]), ("train", sums[HELD_OUT:])):
-        with (directory / f"{file}.jsonl").open("w") as lines:
-            for a, b in part:
-                wrong = a + b
-                while wrong == a + b:
-                    wrong = min(99, max(0, a + b + dice.choice([-20, -10, -2, -1, 1, 2, 10, 20])))
-                record = {"prompt": f"{a:02}+{b:02}=", "answer": f"{a + b:02}"}
-                record |= {"chosen": record["answer"], "rejected": f"{wrong:02}"}
-                lines.write(json.dumps(record) + "\n")
-    tokenizer = Tokenizer(BPE(vocab={c: i for i, c in enumerate(CHARACTERS)}, merges=[]))
-    tokenizer.decoder = Fuse()
-    tokenizer.add_special_tokens(["<eos>"])
-    tokenizer.save(str(directory / "tokenizer.json"))
-    shutil.copy(HERE / "sums.py", directory)
+    algorithm: str
+    staleness: int
+    seed: int
 
 
 def compiled(name: str, staleness: int, steps: int, directory: Path) -> Path:
@@ -140,14 +59,40 @@ def compiled(name: str, staleness: int, steps: int, directory: Path) -> Path:
     return plan
 
 
-def examined(plan: Path, seed: int, every: int) -> Iterator[dict]:
-    """The held-out evaluations of one run."""
-    metrics = plan.with_name(f"{plan.stem}-{seed}.jsonl")
-    command = [BIN / "rpeg-rt", plan, "--seed", seed, "--metrics", metrics, "--eval-every", every, "-q"]
+def examined(case: Case, plan: Path, steps: int) -> list[dict]:
+    """The held-out evaluations of one run. Raises RuntimeError if its weights were not as stale as asked."""
+    metrics = plan.with_name(f"{plan.stem}-{case.seed}.jsonl")
+    command = [BIN / "rpeg-rt", plan, "--seed", case.seed, "--metrics", metrics, "-q"]
+    command += ["--eval-every", max(1, steps // EVALUATIONS)]
     subprocess.run([str(c) for c in command], check=True, stdout=subprocess.DEVNULL)
-    for line in map(json.loads, metrics.read_text().splitlines()):
-        if "evaluation" in line:
-            yield {f: line["evaluation"][f] for f in ("step", "reward", "correct")}
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    stale = max(max(line["staleness"].values()) for line in lines if "staleness" in line)
+    if stale != case.staleness:
+        raise RuntimeError(f"{case}: the oldest weights were {stale} versions behind")
+    figures = (line["evaluation"] for line in lines if "evaluation" in line)
+    return [case._asdict() | {f: e[f] for f in ("step", "reward", "correct")} for e in figures]
+
+
+def read_results(path: Path, wanted: dict[tuple[str, int], str]) -> list[dict]:
+    """Rows of an earlier start, but for those of other settings than `wanted` by algorithm and staleness."""
+    if not path.exists():
+        return []
+    kinds = (str, int, int, int, float, float, str)
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [
+            {name: kind(row[name]) for name, kind in zip(COLUMNS, kinds, strict=True)}
+            for row in csv.DictReader(file)
+        ]
+    return [r for r in rows if wanted.get((r["algorithm"], r["staleness"])) in (None, r["settings"])]
+
+
+def write_results(path: Path, rows: Iterable[dict]) -> None:
+    """All rows in a fixed order; the file is whole at any time."""
+    order = list(ALGORITHMS)
+    beside = path.with_suffix(".part")
+    ordered = sorted(rows, key=lambda r: (order.index(r["algorithm"]), r["staleness"], r["seed"], r["step"]))
+    write_csv(beside, COLUMNS, ordered)
+    beside.replace(path)
 
 
 def measure(row: dict) -> float:
@@ -167,7 +112,7 @@ def at_step(rows: Iterable[dict], name: str, staleness: int, step: int) -> list[
     return [measure(r) for r in rows if (r["algorithm"], r["staleness"], r["step"]) == wanted]
 
 
-def conclusion(rows: Sequence[dict], name: str) -> str:
+def conclusion(rows: Sequence[dict], name: str, baseline: float) -> str:
     """What an algorithm came to, in a sentence: how far it got, and what staleness cost."""
     last = max(r["step"] for r in rows if r["algorithm"] == name)
     before, _ = over_seeds(at_step(rows, name, 0, 0))
@@ -183,66 +128,107 @@ def conclusion(rows: Sequence[dict], name: str) -> str:
     saturated = "" if fresh < UNSATURATED else " (saturated)"
     return (
         f"{name}: held out {before:.3f} before, {fresh:.3f} +- {fresh_error:.3f} after {last} steps"
-        f"{saturated}; staleness 1 {stale:.3f} +- {stale_error:.3f}: "
-        f"{verdict} ({difference:+.3f} +- {error:.3f})"
+        f"{saturated}; without reading the prompts {baseline:.3f}; "
+        f"staleness 1 {stale:.3f} +- {stale_error:.3f}: {verdict} ({difference:+.3f} +- {error:.3f})"
     )
 
 
-def plot(path: Path, rows: Sequence[dict]) -> None:
+def plot(path: Path, rows: Sequence[dict], baselines: dict[str, float]) -> None:
     """A panel per algorithm: means over the seeds, by staleness."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    names = list(dict.fromkeys(r["algorithm"] for r in rows))
+    names = [name for name in ALGORITHMS if any(r["algorithm"] == name for r in rows)]
     columns = min(3, len(names))
     lines = -(-len(names) // columns)
-    figure, panels = plt.subplots(lines, columns, figsize=(3.4 * columns, 2.8 * lines), squeeze=False)
+    figure, panels = plt.subplots(
+        lines, columns, figsize=(3.6 * columns, 3 * lines), squeeze=False, layout="constrained"
+    )
     for panel, name in zip(panels.flat, names, strict=False):
-        steps = sorted({r["step"] for r in rows if r["algorithm"] == name})
-        for staleness in (0, 1):
-            points = [over_seeds(at_step(rows, name, staleness, s)) for s in steps]
-            means, errors = zip(*points, strict=True)
-            panel.errorbar(steps, means, errors, lw=1, capsize=2, label=f"staleness {staleness}")
+        mine = [r for r in rows if r["algorithm"] == name]
+        for staleness in sorted({r["staleness"] for r in mine}):
+            steps = sorted({r["step"] for r in mine if r["staleness"] == staleness})
+            points = [over_seeds(at_step(mine, name, staleness, s)) for s in steps]
+            low, mean, high = zip(*((m - e, m, m + e) for m, e in points), strict=True)
+            style = ("-", "--")[staleness]
+            panel.plot(steps, mean, f"C{staleness}{style}", lw=1.5, label=f"staleness {staleness}")
+            panel.fill_between(steps, low, high, color=f"C{staleness}", alpha=0.25, lw=0)
+        panel.axhline(baselines[name], color="grey", ls=":", lw=1.2, label="without reading the prompt")
         kind = "preference accuracy" if name == "dpo" else "reward"
         panel.set(title=name, xlabel="RL step", ylabel=f"held-out {kind}", ylim=(-0.02, 1.02))
-    panels.flat[0].legend(fontsize=8)
+    panels.flat[0].legend(loc="lower right", fontsize=8)
     for panel in panels.flat[len(names) :]:
         panel.set_axis_off()
-    figure.tight_layout()
+    seeds = len({r["seed"] for r in rows})
+    figure.suptitle(f"Mean of {seeds} seeds; bands: its standard error", fontsize=10)
     figure.savefig(path, dpi=120, metadata={"Software": None})
 
 
+def study(names: Sequence[str], seeds: Sequence[int], *, small: bool, jobs: int, output: Path) -> None:
+    """Run what is missing of the study, and write and tell what came out."""
+    output.mkdir(parents=True, exist_ok=True)
+    results = output / "algorithms.csv"
+    steps = {name: SMALL_STEPS if small else ALGORITHMS[name].steps for name in ALGORITHMS}
+    with tempfile.TemporaryDirectory() as text, ThreadPoolExecutor(jobs) as pool:
+        directory = Path(text)
+        write_data(directory)
+        marks = {(n, s): settings(n, s, steps[n], directory) for n in names for s in (0, 1)}
+        baselines = {name: blind(name, directory) for name in ALGORITHMS}
+        rows = read_results(results, marks)
+        there = {Case(r["algorithm"], r["staleness"], r["seed"]) for r in rows}
+        cases = [Case(n, s, seed) for n in names for seed in seeds for s in (0, 1)]
+        missing = [case for case in cases if case not in there]
+        plans = {
+            (n, s): compiled(n, s, steps[n], directory)
+            for n, s in dict.fromkeys((c.algorithm, c.staleness) for c in missing)
+        }
+        started, lock, done = time.monotonic(), Lock(), count(1)
+
+        def finish(case: Case) -> None:
+            found = examined(case, plans[case.algorithm, case.staleness], steps[case.algorithm])
+            with lock:
+                rows.extend(row | {"settings": marks[case.algorithm, case.staleness]} for row in found)
+                write_results(results, rows)
+                print(
+                    f"{next(done)}/{len(missing)} {case.algorithm} staleness "
+                    f"{case.staleness} seed {case.seed}: {measure(found[0]):.3f} to "
+                    f"{measure(found[-1]):.3f}, {time.monotonic() - started:.0f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+        try:
+            for future in as_completed([pool.submit(finish, case) for case in missing]):
+                future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # what runs is finished first
+            raise
+    plot(output / "algorithms.png", rows, baselines)
+    for name in names:
+        print(conclusion(rows, name, baselines[name]), flush=True)
+
+
 def main() -> None:
-    """Run the study."""
+    """The command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--algorithm", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
     parser.add_argument("--small", action="store_true", help="one seed and few steps")
-    parser.add_argument("--output", type=Path, default=HERE)
+    parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    seeds = arguments.seeds[:1] if arguments.small else arguments.seeds
-    rows: list[dict] = []
-    with tempfile.TemporaryDirectory() as text:
-        directory = Path(text)
-        write_data(directory)
-        for name in arguments.algorithm:
-            steps = SMALL_STEPS if arguments.small else ALGORITHMS[name].steps
-            for staleness in (0, 1):
-                plan = compiled(name, staleness, steps, directory)
-                for seed in seeds:
-                    labels = {"algorithm": name, "staleness": staleness, "seed": seed}
-                    rows += [labels | figures for figures in examined(plan, seed, max(1, steps // 10))]
-            print(conclusion(rows, name), flush=True)
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    with (arguments.output / "algorithms.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({k: round(v, 4) if isinstance(v, float) else v for k, v in r.items()} for r in rows)
-    plot(arguments.output / "algorithms.png", rows)
+    small = arguments.small
+    seeds = arguments.seeds[:1] if small else arguments.seeds
+    run = partial(study, arguments.algorithm, seeds, small=small, jobs=arguments.jobs)
+    if small and arguments.output is None:
+        with tempfile.TemporaryDirectory() as directory:
+            run(output=Path(directory))
+    else:
+        run(output=arguments.output or HERE)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ def response_metrics(
     rows: Columns, rewards: Tensor, per_token: Mapping[str, Tensor], all_reduce: AllReduce
 ) -> dict[str, float]:
     """Means per sequence of reward (and its deviation), lengths and share cut off; per response token of
-    `per_token` [n, L_r] and, where both log-probabilities are read, of the KL divergence as sampling estimates
-    it. Collective over the replicas."""
+    `per_token` [n, L_r] and, where both log-probabilities are read, of the KL divergence to the reference as
+    sampling estimates it. Collective over the replicas."""
     mask = rows.mask
     of_sequences = {
         "reward": rewards,

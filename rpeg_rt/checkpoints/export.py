@@ -10,6 +10,7 @@ from ir_schema.problem import Problem
 from rpeg_rt.checkpoints import saved_name
 from rpeg_rt.checkpoints.config import CLASSES, family_of, written
 from rpeg_rt.checkpoints.directory import lay_out_tensors, write_json
+from rpeg_rt.data.tokenizers import GENERATION, Tokenizer
 from rpeg_rt.engine.architecture import canonical_shapes
 from rpeg_rt.failure import FileError
 from rpeg_rt.files import make_directory
@@ -40,16 +41,22 @@ def make_room(directory: Path, models: Iterable[str]) -> None:
 
 
 @contextmanager
-def new_checkpoint(directory: Path, spec: ModelSpec, precision: str, eos: int | None) -> Iterator[Path]:
-    """A checkpoint of the model with zeros for weights, to be filled; it is at `directory` when that is done,
-    and until then where this says. Raises FileError."""
+def new_checkpoint(
+    directory: Path, spec: ModelSpec, precision: str, tokenizer: Tokenizer | None
+) -> Iterator[Path]:
+    """A checkpoint of the model with zeros for weights, to be filled, and the tokenizer's files beside them;
+    it is at `directory` when that is done, and until then where this says. Raises FileError."""
     family, _ = family_of(spec)
     assert family is not None, "refused before the start"
     part = directory.with_name(f".{directory.name}.part")
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
+        eos = None if tokenizer is None else tokenizer.eos
         write_json(part / "config.json", written(spec, family, precision, eos))
+        for name, content in ({} if tokenizer is None else tokenizer.files).items():
+            if spec.has_lm_head or name != GENERATION:
+                (part / name).write_bytes(content)
         shapes = {saved_name(name): shape for name, shape in canonical_shapes(spec).items()}
         lay_out_tensors(part, shapes, precision)
         yield part

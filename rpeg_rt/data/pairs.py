@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpeg_rt.data.errors import DataError
-from rpeg_rt.data.prompts import LongTexts, Prompt, PromptSet, collect, prompt_tokens, token_matrix
+from rpeg_rt.data.prompts import LongTexts, Prompt, PromptSet, collect, read_prompt, token_matrix
 from rpeg_rt.data.records import Located
 from rpeg_rt.data.tokenizers import Tokenizer
 
@@ -45,8 +45,7 @@ def load_pairs(
         return tuple(tokens[:response_length])
 
     def pair(at: Located) -> Prompt | None:
-        text = at.text(field)
-        tokens = prompt_tokens(at, text, tokenizer, prompt_length, long_prompts)
+        text, tokens = read_prompt(at, field, tokenizer, prompt_length, long_prompts)
         chosen, rejected = response(at, CHOSEN), response(at, REJECTED)
         if tokens is None or chosen is None or rejected is None:
             return None

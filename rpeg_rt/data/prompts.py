@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from rpeg_rt.data.chat import ChatError, check_messages
 from rpeg_rt.data.errors import DataError
 from rpeg_rt.data.records import Located, read_records
 from rpeg_rt.data.tokenizers import Tokenizer
@@ -65,15 +66,14 @@ def load_prompts(
     long_prompts: LongTexts = "error",
     seed: int = 0,
 ) -> PromptSet:
-    """Read a file of records whose `field` is the prompt.
+    """Read a file of records whose `field` is the prompt: a string, or a conversation to be answered.
 
     A prompt of more than `prompt_length` tokens is an error, keeps its last `prompt_length` tokens
     ("truncate"), or is left out ("skip"). Raises DataError with file and line.
     """
 
     def prompt(at: Located) -> Prompt | None:
-        text = at.text(field)
-        tokens = prompt_tokens(at, text, tokenizer, prompt_length, long_prompts)
+        text, tokens = read_prompt(at, field, tokenizer, prompt_length, long_prompts)
         return None if tokens is None else Prompt(text, tokens, at.record, at.number)
 
     return collect(path, prompt, seed)
@@ -86,27 +86,37 @@ def collect(path: Path, make: Callable[[Located], Prompt | None], seed: int) -> 
     prompts = [p for p in made if p is not None]
     skipped = len(made) - len(prompts)
     if not prompts:
-        reason = f"all {skipped} lines are too long" if skipped else "no prompts"
-        raise DataError(f"{path}: {reason}; one JSON object per line is needed")
+        if skipped:
+            raise DataError(f"{path}: all {skipped} lines are too long")
+        raise DataError(f"{path}: no prompts; one JSON object per line is needed, or a row of Parquet")
     return PromptSet(path, prompts, skipped, seed)
 
 
-def prompt_tokens(
-    at: Located, text: str, tokenizer: Tokenizer, prompt_length: int, long_prompts: LongTexts
-) -> tuple[int, ...] | None:
-    """The tokens of a prompt, at most `prompt_length`; None if it is to be left out. Raises DataError."""
-    tokens = tokenizer.encode(text)
+def read_prompt(
+    at: Located, field: str, tokenizer: Tokenizer, prompt_length: int, long_prompts: LongTexts
+) -> tuple[str, tuple[int, ...] | None]:
+    """A prompt's text and tokens, at most `prompt_length`; None if it is to be left out. Raises DataError."""
+    given = at.record.get(field)
+    if isinstance(given, list):
+        try:
+            check_messages(given)
+            text, tokens = tokenizer.encode_chat(given)
+        except ChatError as exc:
+            raise DataError(f"{at.where}: field `{field}` is a conversation: {exc}") from exc
+    else:
+        text = at.text(field)
+        tokens = tokenizer.encode(text)
     if not tokens:
         raise DataError(f"{at.where}: the prompt is empty; a model needs at least one token to start from")
     if len(tokens) > prompt_length:
         if long_prompts == "skip":
-            return None
+            return text, None
         if long_prompts == "error":
             raise DataError(
                 f"{at.where}: the prompt has {len(tokens)} tokens, more than prompt length {prompt_length}; "
                 "raise the prompt length, or set long_prompts to `truncate` or `skip`"
             )
-    return tuple(tokens[-prompt_length:])
+    return text, tuple(tokens[-prompt_length:])
 
 
 def token_matrix(prompts: list[Prompt], prompt_length: int) -> npt.NDArray[np.int32]:

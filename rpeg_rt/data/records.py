@@ -76,5 +76,7 @@ def _parquet(path: Path) -> Iterator[Located]:
                     yield Located(record, number, f"{path}, row {number}")
     except OSError as exc:
         raise DataError(f"cannot read prompts {path}: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise DataError(f"{path}: a string after row {number} is no UTF-8: {exc}") from exc
     except pyarrow.ArrowException as exc:
         raise DataError(f"{path} is no Parquet file that can be read: {exc}") from exc

@@ -1,8 +1,8 @@
-"""What is put into the slots of Megatron-Core's transformer layers: norms, attention, residuals, heads."""
+"""What is put into the slots of Megatron-Core's transformer layers: norms, attention, feed-forward parts,
+residuals, heads."""
 
 import contextlib
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,15 +10,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from rpeg_rt.engine.activations import Room
 from rpeg_rt.engine.attention import Attention
 from rpeg_rt.engine.context import Share, whole_sequence
-from rpeg_rt.engine.shim import TransformerLayer, attention, device, mappings
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-}
-"""By the names of published configs."""
+from rpeg_rt.engine.elementwise import gated, rotated
+from rpeg_rt.engine.shim import MLP, TransformerLayer, attention, device, mappings
 
 
 class RMSNorm(torch.nn.Module):
@@ -52,33 +48,52 @@ def rms_norm(x: Tensor, factors: Tensor, eps: float) -> Tensor:
 
 
 class CausalAttention(torch.nn.Module):
-    """Megatron's core attention slot: [s, b, heads, d] to [s, b, heads * d], causal.
+    """Megatron's core attention slot: [s, b, heads, d] to [s, b, heads * d], causal. It also turns queries
+    and keys by their positions.
 
-    `kind` is set by the model once the slot is filled: Megatron does not say of which layer it is.
+    `attend_as` is called once the slot is filled: Megatron does not say of which layer it is.
     """
 
     kind: Attention
+    turns: tuple[Tensor, Tensor]
 
     def __init__(self, *, pg_collection: Any, **_: Any) -> None:
         super().__init__()
         self._group = pg_collection.cp
         self.share = Share(self._group.rank(), self._group.size())
 
+    def attend_as(self, kind: Attention, dtype: torch.dtype) -> None:
+        """Attend as `kind` says to heads of type `dtype`."""
+        self.kind = kind
+        half = kind.angles[:, None, None, : kind.angles.size(1) // 2]
+        self.turns = (half.cos().to(dtype), half.sin().to(dtype))
+
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
         """Attention over earlier positions of the whole sequences, of which these are the rank's share; key
         and value may have fewer heads than query."""
+        blocks = self.share.blocks(query.size(0) * self.share.ranks)
+        turns = [[turn[block.start : block.stop] for block in blocks] for turn in self.turns]
+        cosine, sine = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in turns)
+        query, key = rotated(query, cosine, sine), rotated(key, cosine, sine)
         if self.share.ranks > 1:
             key, value = whole_sequence(torch.cat([key, value], -1), self._group).tensor_split(
                 [key.size(-1)], -1
             )
         q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))
-        blocks = self.share.blocks(k.size(2))
         parts = [
             self.kind.causal(part, k[:, :, : block.stop], v[:, :, : block.stop], block.start)
             for part, block in zip(q.chunk(len(blocks), 2), blocks, strict=True)
         ]
         out = torch.cat(parts, 2) if len(parts) > 1 else parts[0]
         return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
+
+
+class FeedForward(MLP):  # type: ignore[misc]
+    """Megatron's feed-forward part, gated."""
+
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Any:
+        """Its output and the bias that is to be added, which there is none of."""
+        return self.linear_fc2(gated(self.linear_fc1(hidden_states)[0], self.config.activation_func))
 
 
 class NormThenAdd(torch.nn.Module):
@@ -118,32 +133,28 @@ class SelfAttention(attention.SelfAttention):  # type: ignore[misc]
 
 
 class Layer(TransformerLayer):  # type: ignore[misc]
-    """Megatron's transformer layer, of which the backward pass keeps the input alone and runs it again."""
+    """Megatron's transformer layer. For the backward pass it keeps all that this needs where the model has
+    `room` for it, which is `kept` bytes of a shape of hidden states (None: nobody knows how many), and else
+    its input alone: it then runs again."""
+
+    room: Room
+    kept: Callable[[torch.Size], int] | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # Megatron's own would record gradients of what is added even where they are switched off.
         self.bias_dropout_add_exec_handler = contextlib.nullcontext
-        self.rotary: Tensor
-
-    def attend_as(self, kind: Attention) -> None:
-        """Attend as `kind` says, with rotation angles [positions, 1, 1, d_h] for Megatron's rotation."""
-        self.self_attention.core_attention.kind = kind
-        self.rotary = kind.angles[:, None, None, :]
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
         """Hidden states [s, b, h] to [s, b, h]; the second result is Megatron's unused context."""
-
-        share: Share = self.self_attention.core_attention.share
-        blocks = share.blocks(hidden_states.size(0) * share.ranks)
-        angles = [self.rotary[block.start : block.stop] for block in blocks]
-        kwargs["rotary_pos_emb"] = torch.cat(angles) if len(angles) > 1 else angles[0]
 
         def run(hidden: Tensor) -> Tensor:
             output: Tensor = super(Layer, self).forward(hidden, **kwargs)[0]
             return output
 
         if not torch.is_grad_enabled():
+            return run(hidden_states), None
+        if self.kept is not None and self.room.take(self.kept(hidden_states.shape)):
             return run(hidden_states), None
         # There is no dropout, so the second run needs no random state of the first.
         return checkpoint(run, hidden_states, use_reentrant=True, preserve_rng_state=False), None

@@ -13,7 +13,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from rpeg_rt.engine.attention import Attention
-from rpeg_rt.engine.blocks import ACTIVATIONS, RMSNorm, capped, rms_norm
+from rpeg_rt.engine.blocks import RMSNorm, capped, rms_norm
+from rpeg_rt.engine.elementwise import ACTIVATIONS
 from rpeg_rt.engine.model import Model
 
 

@@ -66,7 +66,8 @@ class Engine:
     """A model's shard on this rank. Construction is collective over the layout's ranks.
 
     `copies` is the number of weight versions held (the ring of a serving layout: max(1, tau)); a trainable
-    engine holds one. `version` is the version of the weights in use. Weights are undefined until `load`
+    engine holds one. `version` is the version of the weights in use. `room` is the number of bytes in which
+    training may keep more than the inputs of layers, equal on all ranks. Weights are undefined until `load`
     or a transfer into `shards` followed by `install`; a trainable engine must be loaded.
     """
 
@@ -79,6 +80,7 @@ class Engine:
         workload: Workload,
         trainable: Optimizer | None = None,
         copies: int = 1,
+        room: int = 0,
     ) -> None:
         """Raises `UnsupportedModelError` for what `rpeg_rt.engine.unsupported` lists."""
         reasons = unsupported(spec, groups.layout, workload)
@@ -91,6 +93,7 @@ class Engine:
         self._workload, self._optimizer = workload, trainable
         self._model = Model(spec, groups, precision, workload.total_length)
         self._model.requires_grad_(trainable is not None)
+        self._model.room.size = room
         for parameter in self._model.parameters():
             parameter.data.zero_()  # Rows that pad the vocabulary are never filled.
         self._shards = shard_map(spec, groups.layout, groups.place)

@@ -5,6 +5,7 @@ both heads on one backbone and logits of response tokens alone do not exist ther
 scaled-dot-product attention and always causal: sequences are left-aligned, so padding is only ever behind.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,10 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ir_schema.model import ModelSpec, padded_vocabulary
+from rpeg_rt.engine.activations import Room, kept_bytes
 from rpeg_rt.engine.attention import attention_kinds
 from rpeg_rt.engine.blocks import (
-    ACTIVATIONS,
     CausalAttention,
+    FeedForward,
     Layer,
     NormThenAdd,
     RMSNorm,
@@ -23,6 +25,7 @@ from rpeg_rt.engine.blocks import (
     SelfAttention,
     capped,
 )
+from rpeg_rt.engine.elementwise import ACTIVATIONS
 from rpeg_rt.engine.groups import LayoutGroups
 from rpeg_rt.engine.shim import (
     ColumnParallelLinear,
@@ -73,7 +76,8 @@ class Model(MegatronModule):  # type: ignore[misc]
     """One rank's stage and tensor shard: embedding on the first stage, heads on the last.
 
     Parameters are named as `rpeg_rt.engine.sharding` says and are left uninitialised. `wide` is the type of
-    log-probabilities, values and rewards: the parameters' type, float32 at least.
+    log-probabilities, values and rewards: the parameters' type, float32 at least. `room` is what layers
+    may keep for the backward pass.
     """
 
     def __init__(self, spec: ModelSpec, groups: LayoutGroups, precision: torch.dtype, positions: int) -> None:
@@ -108,10 +112,13 @@ class Model(MegatronModule):  # type: ignore[misc]
             self.value_head = ScalarHead(spec.hidden, precision)
         self.wide = torch.promote_types(precision, torch.float32)
         first = groups.place.pipeline * len(self.decoder.layers)
+        self.room = Room()
         kinds = attention_kinds(spec, groups.share.padded(positions), self.wide)
         self.kinds = [kinds[spec.is_full_attention(first + i)] for i in range(len(self.decoder.layers))]
         for layer, kind in zip(self.decoder.layers, self.kinds, strict=True):
-            layer.attend_as(kind)
+            layer.self_attention.core_attention.attend_as(kind, precision)
+            layer.room = self.room
+            layer.kept = None if spec.experts else partial(kept_bytes, spec, groups, kind, dtype=precision)
         # Rounded to the parameters' type, as it is where such models are made.
         factor = spec.hidden**0.5 if spec.scaled_embeddings else 1.0
         self.embedding_factor = float(torch.tensor(factor, dtype=precision))
@@ -178,6 +185,8 @@ def _decoder(spec: ModelSpec, groups: LayoutGroups, config: Any) -> Any:
     layer.submodules.input_layernorm = RMSNorm
     layer.submodules.pre_mlp_layernorm = RMSNorm
     layer.submodules.self_attention.module = SelfAttention
+    layer.submodules.mlp.module = FeedForward
+    layer.submodules.mlp.params["tp_group"] = groups.collection.tp
     inner = layer.submodules.self_attention.submodules
     inner.core_attention = CausalAttention
     if spec.qk_norm:
@@ -196,8 +205,8 @@ def _decoder(spec: ModelSpec, groups: LayoutGroups, config: Any) -> Any:
 
 
 class _TokenLogProbability(torch.autograd.Function):
-    """log softmax(logits)[target] for logits cut along the vocabulary, and the entropy of softmax(logits) where
-    it is asked for; the group's ranks all get both. The entropy has no gradient."""
+    """log softmax(logits)[target] for logits cut along the vocabulary, and where it is asked for the entropy
+    of softmax(logits), which has no gradient; the group's ranks all get both."""
 
     @staticmethod
     def forward(
@@ -249,7 +258,7 @@ def token_logp(logits: Tensor, target: Tensor, group: Any) -> Tensor:
 
 
 def token_logp_and_entropy(logits: Tensor, target: Tensor, group: Any) -> tuple[Tensor, Tensor]:
-    """As `token_logp`, and the entropies [n] of softmax(logits) over the whole vocabulary, in nats and without
-    a gradient. They take no further message between ranks."""
-    result: tuple[Tensor, Tensor] = _TokenLogProbability.apply(logits, target, group, True)  # type: ignore[no-untyped-call]
-    return result
+    """As `token_logp`, and the entropies [n] of softmax(logits) over the whole vocabulary, in nats and
+    without a gradient. They take no further message between ranks."""
+    both: tuple[Tensor, Tensor] = _TokenLogProbability.apply(logits, target, group, True)  # type: ignore[no-untyped-call]
+    return both

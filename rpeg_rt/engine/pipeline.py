@@ -50,13 +50,15 @@ class Stage:
     """The microbatches of one pass through this rank's stage.
 
     Between forward and backward a microbatch keeps what the model's backward pass needs, which is the inputs
-    of its layers; sent tensors are let go as soon as the other side has shown that it received them.
+    of its layers and as much more as there is room for. Sent tensors are let go as soon as the other side has
+    shown that it received them.
     """
 
     def __init__(self, model: Model, microbatches: Sequence[Aligned], tag: int = 0) -> None:
         self._model, self._microbatches, self._tag = model, microbatches, tag
         self._groups: LayoutGroups = model.groups
         self._live: dict[int, tuple[Tensor | None, GradientEdge | None]] = {}
+        self._taken: dict[int, int] = {}
         self._onward, self._back = Sender(tag), Sender(tag)
 
     def forward(self, index: int, training: bool) -> Tensor | None:
@@ -71,7 +73,9 @@ class Stage:
             if training:
                 # In 1F1B order it was sent after all gradients but those of the sender's warm-up had come.
                 self._back.settle(index - (groups.layout.pipeline_parallel - stage))
+        before = self._model.room.taken
         output: Tensor = self._model(self._microbatches[index].ids, received)
+        self._taken[index] = self._model.room.taken - before
         if training:
             self._live[index] = (received, None if groups.is_last_stage else get_gradient_edge(output))
         if groups.is_last_stage:
@@ -91,6 +95,7 @@ class Stage:
             gradient = self._receive(index, stage + 1)
             self._onward.settle(index + 1)
             torch.autograd.backward(output, gradient)
+        self._model.room.give_back(self._taken.pop(index))
         if received is not None:
             if received.grad is None:
                 raise RuntimeError("the stage's input received no gradient")

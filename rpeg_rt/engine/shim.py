@@ -39,12 +39,14 @@ with warnings.catch_warnings():
         set_tensor_model_parallel_attributes,
     )
     from megatron.core.transformer import TransformerConfig, attention
+    from megatron.core.transformer.mlp import MLP
     from megatron.core.transformer.module import MegatronModule
     from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
     from megatron.core.transformer.transformer_layer import TransformerLayer
 
 __all__ = [
+    "MLP",
     "ColumnParallelLinear",
     "DistributedDataParallel",
     "DistributedDataParallelConfig",

@@ -11,6 +11,7 @@ from ir_schema.problem import Problem
 from ir_schema.stages import Executable, TemplateNode
 from rpeg_rt.failure import PreflightError
 from rpeg_rt.preflight import Machine, check
+from rpeg_rt.realise import Realisation
 from tests.rpeg_rt.plans import executable, problem
 from tests.rpeg_rt.test_runs import DISJOINT, MIXED, OVERLAP, SPLIT
 
@@ -92,3 +93,21 @@ def test_a_changed_plan_is_no_crash(change: Any) -> None:
         except PreflightError:
             refused += 1
     assert refused > 25
+
+
+def test_training_is_given_what_the_plan_leaves_free() -> None:
+    """Of float64, whose predictions are those of float32."""
+    fused, apart, *_ = plans()
+    for made, models in ((fused, 2), (apart, 1)):
+        for name, shown in (("megatron", True), ("paper", False), ("other", False)):
+            prediction = replace(made.prediction, cost_model=name)
+            realisation = Realisation(replace(made, prediction=prediction))
+            for place in realisation.places():
+                peaks = [prediction.devices[d].peak_bytes for d in place.allocation.device_names()]
+                free = (prediction.score.memory_limit_bytes - 2 * max(peaks)) // models
+                assert realisation.room(place) == (free if place.training and shown else 0)
+                assert free > 0
+    devices = {d: memory for d, memory in apart.prediction.devices.items() if d != "0.0.2"}
+    prediction = replace(apart.prediction, cost_model="megatron", devices=devices)
+    realisation = Realisation(replace(apart, prediction=prediction))
+    assert {realisation.room(p) for p in realisation.places() if p.training} == {0}

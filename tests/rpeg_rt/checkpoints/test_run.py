@@ -61,6 +61,9 @@ def test_transformers_loads_what_a_run_leaves(first: Path) -> None:
     state = actor.state_dict()
     assert state.keys() - saved.keys() == {"lm_head.weight"}
     assert all(torch.equal(state[name], values) for name, values in saved.items())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(first / "actor")
+    assert tokenizer("7 × 8")["input_ids"] == list("7 × 8".encode())
+    assert tokenizer.eos_token_id == actor.generation_config.eos_token_id == 256
     critic = transformers.AutoModelForSequenceClassification.from_pretrained(first / "critic", dtype="auto")
     assert type(critic).__name__ == "Qwen2ForSequenceClassification"
     assert torch.equal(critic.score.weight, weights(first / "critic")["score.weight"])

@@ -98,3 +98,29 @@ def test_what_is_no_parquet(tmp_path):
         list(read_records(path))
     with pytest.raises(DataError, match=r"cannot read prompts .*absent\.parquet: No such file"):
         list(read_records(tmp_path / "absent.parquet"))
+
+
+def test_parquet_of_text_that_is_none(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "x.parquet"
+    text = pyarrow.array([b"fine", b"\xff"], pyarrow.binary()).view(pyarrow.string())
+    parquet.write_table(pyarrow.table({"prompt": text}), path)
+    with pytest.raises(DataError, match=r"x\.parquet: a string after row 0 is no UTF-8: "):
+        list(read_records(path))
+    parquet.write_table(pyarrow.table({"prompt": pyarrow.array([], pyarrow.string())}), path)
+    with pytest.raises(DataError, match=r"x\.parquet: no prompts; "):
+        load_prompts(path, ByteTokenizer(), prompt_length=4)
+
+
+def test_parquet_has_conversations(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "x.parquet"
+    messages = [{"role": "user", "content": "a"}]
+    parquet.write_table(pyarrow.Table.from_pylist([{"prompt": messages}]), path)
+    assert next(read_records(path)).record == {"prompt": messages}
+    with pytest.raises(
+        DataError, match=r"row 1: field `prompt` is a conversation: tokenizer `bytes` has no chat"
+    ):
+        load_prompts(path, ByteTokenizer(), prompt_length=4)

@@ -91,11 +91,51 @@ def test_long_prompts(load):
         (b"[" * 100_000, "not a line of JSON"),
         (b'{"prompt": 3}', "must be a string, not int"),
         (b'{"prompt": ""}', "the prompt is empty"),
+        (b'{"prompt": null}', "must be a string, not NoneType"),
+        (b"null", "JSON object is needed, not NoneType"),
+        (b'{"prompt": []}', "is a conversation: the conversation has no messages"),
+        (b'{"prompt": ["a"]}', "is a conversation: message 1 must be an object, not str"),
+        (b'{"prompt": [{"content": "a"}]}', "message 1 has no `role`"),
+        (
+            b'{"prompt": [{"role": "user", "content": [1]}]}',
+            "`content` of message 1 must be a string, not list",
+        ),
+        (b'{"prompt": [{"role": "user", "content": "a"}]}', "`bytes` has no chat template"),
     ],
 )
 def test_bad_lines_are_named(load, line, what):
     with pytest.raises(DataError, match=rf"prompts.jsonl:2: .*({what})"):
         load({"prompt": "fine"}, line)
+
+
+class Chatting(ByteTokenizer):
+    """Bytes with a template."""
+
+    def encode_chat(self, messages):
+        text = "".join(f"<{m['role']}>{m['content']}" for m in messages) + ">"
+        return text, self.encode(text)
+
+
+def test_conversations(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    messages = [{"role": "s", "content": "bc"}, {"role": "u", "content": "d"}]
+    path.write_text(json.dumps({"prompt": messages}) + "\n" + json.dumps({"prompt": "text"}))
+
+    def load(length, **options):
+        return load_prompts(path, Chatting(), prompt_length=length, **options)
+
+    first, second = load(16).prompts
+    assert (first.text, first.tokens) == ("<s>bc<u>d>", tuple(b"<s>bc<u>d>"))
+    assert first.record == {"prompt": messages}
+    assert second.text == "text"
+    assert load(5, long_prompts="truncate").prompts[0].tokens == tuple(b"<u>d>")
+    with pytest.raises(
+        DataError, match=r"prompts.jsonl:1: the prompt has 10 tokens, more than prompt length 5"
+    ):
+        load(5)
+    path.write_text(json.dumps({"prompt": [{"role": "u", "content": "\ud800"}]}))
+    with pytest.raises(DataError, match=r"prompts.jsonl:1: .*half of a surrogate pair"):
+        load(16)
 
 
 def test_other_field(load):

@@ -5,6 +5,7 @@ import json
 import pytest
 import tokenizers
 
+from rpeg_rt.data.chat import ChatError
 from rpeg_rt.data.errors import DataError
 from rpeg_rt.data.tokenizers import ByteTokenizer, load_tokenizer
 
@@ -82,3 +83,94 @@ def test_responses_end_and_begin_with_nothing_special(saved):
     tokenizer = saved("<s>", "</s>", post="<s> $A </s>")
     assert tokenizer.encode("one two") == [4, 1, 2]
     assert tokenizer.encode_response("one two") == [1, 2, 5]
+
+
+TEMPLATE = """{{- bos_token }}
+{% for message in messages %}
+    {%- if message.role not in ("user", "assistant", "system") %}{{ raise_exception("no such role") }}{% endif %}
+    {%- if message.role == "assistant" %}{% generation %}{{ message.content }}{% endgeneration %}{% continue %}{% endif %}
+[{{ message.role }}] {{ message.content | tojson }} {{ message | tojson(indent=1) }}
+{% endfor %}
+{%- if add_generation_prompt %}
+[assistant] {{ strftime_now("%Y") }}
+{% endif %}"""  # noqa: E501
+CHAT = [
+    {"role": "system", "content": "two <b> \u00e9"},
+    {"role": "user", "content": "one plus two"},
+    {"role": "assistant", "content": "two"},
+    {"role": "user", "content": "plus\n"},
+]
+PLACES = {
+    "chat_template.jinja": lambda: TEMPLATE,
+    "chat_template.json": lambda: json.dumps({"chat_template": TEMPLATE}),
+}
+DECLARED = {
+    "a string": TEMPLATE,
+    "named": [{"name": "rag", "template": ""}, {"name": "default", "template": TEMPLATE}],
+}
+
+
+@pytest.mark.parametrize("place", [*PLACES, *DECLARED])
+def test_conversations_are_written_as_transformers_does(saved, tmp_path, place):
+    transformers = pytest.importorskip("transformers")
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": {"content": "</s>"},
+    }
+    if place in PLACES:
+        (tmp_path / place).write_text(PLACES[place]())
+    else:
+        config["chat_template"] = DECLARED[place]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    ours = saved("<s>", "</s>", post="<s> $A </s>")
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token="<s>", eos_token="</s>"
+    )
+    theirs.chat_template = TEMPLATE
+    text, ids = ours.encode_chat(CHAT)
+    assert text == theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    assert ids == theirs.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
+    assert ids[0] == ours.encode("one")[0]
+    with pytest.raises(ChatError, match="refuses it: no such role"):
+        ours.encode_chat([{"role": "tool", "content": ""}])
+
+
+def test_conversations_without_template(saved, tmp_path):
+    with pytest.raises(ChatError, match=r"`bytes` has no chat template"):
+        ByteTokenizer().encode_chat(CHAT)
+    with pytest.raises(ChatError, match=r"tokenizer.json has no chat template; put chat_template.jinja or"):
+        saved("</s>").encode_chat(CHAT)
+    (tmp_path / "chat_template.jinja").write_text("{% if %}")
+    with pytest.raises(DataError, match=r"the chat template of .*tokenizer.json cannot be read: "):
+        saved("</s>")
+
+
+def test_a_template_is_kept_in_its_sandbox(saved, tmp_path):
+    (tmp_path / "chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(ChatError, match="refuses it: "):
+        saved("</s>").encode_chat(CHAT)
+
+
+TEXTS = ["7 \u00d7 8 = 56\n", "one plus  two", "\x00\x7f\xa0\xad\u0100", "\U0001f600 end"]
+
+
+def test_transformers_reads_what_a_checkpoint_is_given(saved, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    word = saved("<s>", "</s>", post="<s> $A </s>")
+    (tmp_path / "tokenizer.json").write_text("replaced after the run began")
+    for name, ours in {"bytes": ByteTokenizer(), "words": word}.items():
+        place = tmp_path / name
+        place.mkdir()
+        for file, content in ours.files.items():
+            (place / file).write_bytes(content)
+        theirs = transformers.AutoTokenizer.from_pretrained(place)
+        assert theirs.eos_token_id == ours.eos
+        assert len(theirs) == ours.vocabulary
+        assert transformers.GenerationConfig.from_pretrained(place).eos_token_id == ours.eos
+        for text in TEXTS:
+            ids = ours.encode_response(text)
+            assert theirs.encode(text, add_special_tokens=False) == ids[:-1]
+            assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids)
+    assert theirs.chat_template == TEMPLATE
