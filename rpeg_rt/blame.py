@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from rpeg_rt.dispatch import Instance
-from rpeg_rt.failure import NumericError, RunError, StalledError, WorkerFailedError, WorkerLostError
+from rpeg_rt.failure import NumericError, RunError, WorkerFailedError, WorkerLostError
 from rpeg_rt.protocol import Failed
 from rpeg_rt.realise import Realisation
 
@@ -51,11 +51,3 @@ class Blame:
         lines = [line for line in failed.detail.splitlines() if line.strip("^~ ")]
         detail = "".join(f"\n    | {line}" for line in lines[-_DETAIL_LINES:])
         return WorkerFailedError(f"{self.workers([rank])} failed {where}: {failed.message}{detail}")
-
-    def stalled(self, x: Instance, waiting: set[int]) -> RunError:
-        """`x` has passed its deadline; `waiting` workers have not reported (none: it is on the host)."""
-        who = self.workers(waiting) if waiting else "its verifier"
-        return StalledError(
-            f"{self.describe(x)} did not complete before its deadline; still waiting for {who}. "
-            "If the work is merely slow, raise --node-seconds"
-        )

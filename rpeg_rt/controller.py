@@ -11,27 +11,27 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from msgspec.structs import replace
 
 from ir_schema.envelope import canonical
 from rpeg_rt.allocation import Crew
 from rpeg_rt.blame import Blame
-from rpeg_rt.checkpoints.export import new_checkpoint
 from rpeg_rt.clock import Clock
 from rpeg_rt.commands import Commander
 from rpeg_rt.dispatch import Dispatcher, Instance
-from rpeg_rt.evaluation import examination
 from rpeg_rt.failure import ExitCode, FileError, InterruptedRunError, RunError, StalledError, WorkerLostError
 from rpeg_rt.host import Host
+from rpeg_rt.interludes import Interludes
 from rpeg_rt.load import Plan
+from rpeg_rt.network import BACKEND
+from rpeg_rt.patience import Limit, Patience
 from rpeg_rt.pauses import pause
 from rpeg_rt.pool import Verified
-from rpeg_rt.precision import weight_type
 from rpeg_rt.progress import Progress, StepReport
-from rpeg_rt.protocol import Done, Evaluate, Frame, Hello, Keep, Ready, Save, Start
-from rpeg_rt.realise import Realisation
-from rpeg_rt.semantics import Train
+from rpeg_rt.protocol import Done, Hello, Ready, Start
+from rpeg_rt.realise import BoundNode, Realisation
 from rpeg_rt.signals import on_interrupt
 from rpeg_rt.snapshots.saver import Saver, boundary
 from rpeg_rt.trace import (
@@ -48,24 +48,22 @@ from rpeg_rt.trace import (
 )
 from rpeg_rt.watch import Watch
 
-START_SECONDS = 300.0
-PREDICTION_FACTOR = 20.0
-
 
 @dataclass
 class _Running:
     """A node instance between dispatch and completion; `done` holds the reports that have come."""
 
-    deadline: float
-    workers: tuple[int, ...]
+    workers: frozenset[int]
+    since: float
+    limit: Limit
+    started_ns: int
     done: dict[int, Done] = field(default_factory=dict)
-    started_ns: int = 0
 
 
 class Controller:
     """One run of a plan over `steps` RL steps.
 
-    `node_seconds` bounds the time of any one node (or 20 times its predicted time, where that is more).
+    `patience` tells how long a node or an interlude may take before the run counts as stalled.
     `on_step` is called with each finished step, in order, and `on_evaluation` with each evaluation: before
     the first step, every `eval_every` steps, and after the last. Models start from their `checkpoints`
     (directories by model), or of a run that goes on from the `snapshot`; trained ones are written under
@@ -86,7 +84,7 @@ class Controller:
         snapshot: Path | None,
         save: Path | None,
         saver: Saver | None,
-        node_seconds: float,
+        patience: Patience,
         eval_every: int | None,
         crew: Crew,
         on_step: Callable[[StepReport], None],
@@ -94,7 +92,7 @@ class Controller:
         warn: Callable[[str], None],
     ) -> None:
         self.plan, self.realisation, self.steps, self.seed = plan, realisation, steps, seed
-        self.trace, self.save, self.node_seconds = trace, save, node_seconds
+        self.trace, self.save, self.patience = trace, save, patience
         self._checkpoints, self._snapshot, self._saver, self._warn = checkpoints, snapshot, saver, warn
         run = plan.executable.problem.run
         assert run is not None, "preflight refuses a plan without a run"
@@ -111,7 +109,7 @@ class Controller:
             continues=saver is not None,
         )
         self.dispatcher.boundary = boundary(self._first, self._save_every, steps)
-        self.fleet, self._ranks = crew.fleet, crew.ranks
+        self.fleet, self._ranks, self._machines = crew.fleet, crew.ranks, crew.machines
         self.blame = Blame(realisation, crew.machines)
         self.watch = Watch(crew.fleet, self.blame, self._doing, self._postpone)
         self._clocks = [Clock() for _ in crew.machines]
@@ -143,6 +141,8 @@ class Controller:
                 seed=self.seed,
                 precision=self._run_config.precision,
                 workers=dict(enumerate(self.realisation.devices)),
+                machines=dict(enumerate(self._machines)),
+                backend=BACKEND,
                 software=software_versions(),
                 eval_every=self._eval_every,
                 first=self._first,
@@ -154,19 +154,30 @@ class Controller:
         code, message = ExitCode.WORKER_LOST, "the controller failed"
         try:
             with ExitStack() as ending:
-                self.host = host(self._on_verified)
+                with on_interrupt(_stop):  # it waits for verifiers to load, and not in `watch`
+                    self.host = host(self._on_verified)
                 ending.callback(self.host.close)
                 self.commander = Commander(self.realisation, self.host)
+                self.interludes = Interludes(
+                    self.realisation,
+                    self.host,
+                    self.fleet,
+                    self.watch,
+                    self.patience,
+                    self.trace,
+                    self._verified,
+                    self._now,
+                )
                 self._start_workers()
                 if self._first == 0:
                     self._evaluate(0)
                 self._loop()
                 self.finished_ns = self._now()
-                self._evaluate(self.steps)
                 if self.save is not None:
-                    self._save_weights(self.save)
+                    self.interludes.save_weights(self.save)
+                self._evaluate(self.steps)
                 if self._saver is not None and self._saver.every is not None:
-                    failure = self._take_snapshot(self._saver)
+                    failure = self.interludes.snapshot(self._saver, self.steps)
                     if failure is not None:
                         raise FileError(failure)
             code, message = ExitCode.DONE, ""
@@ -201,17 +212,15 @@ class Controller:
             snapshot=None if self._snapshot is None else str(self._snapshot),
         )
         waiting = set(range(self.realisation.world))
-        deadline = time.monotonic() + START_SECONDS
+        since, limit = self.watch.now, self.patience.start()
         while waiting:
-            for received in self.watch.events(deadline):
+            for received in self.watch.events():
                 if isinstance(received.frame, Hello):
                     self.fleet.send(received.rank, start)
                 elif isinstance(received.frame, Ready):
                     waiting.discard(received.rank)
-            if waiting and time.monotonic() >= deadline:
-                raise StalledError(
-                    f"{self.blame.workers(waiting)} did not get ready in {START_SECONDS:.0f} s"
-                )
+            if waiting:
+                self.watch.hurry("the start", waiting, since, limit)
 
     def _loop(self) -> None:
         self._dispatch()
@@ -224,28 +233,23 @@ class Controller:
                 self._pass_boundary()
                 self._dispatch()
             if not self._running:
-                waiting = (
-                    ", ".join(self.blame.describe(x) for x in self.dispatcher.waiting()) or "nothing is ready"
-                )
-                raise StalledError(f"the plan cannot go on: {waiting}")
-            deadline = min(r.deadline for r in self._running.values())
-            for received in self.watch.events(deadline):
+                left = ", ".join(self.blame.describe(x) for x in self.dispatcher.waiting())
+                raise StalledError(f"the plan cannot go on: {left or 'nothing is ready'}")
+            for received in self.watch.events():
                 if isinstance(received.frame, Done):
                     self._on_done(received.rank, received.frame)
             while self._verified:
                 self._on_host_done(self._verified.popleft())
-            now = time.monotonic()
             for x, running in self._running.items():
-                if running.deadline <= now:
-                    raise self.blame.stalled(x, set(running.workers) - set(running.done))
+                waiting = running.workers - running.done.keys()
+                self.watch.hurry(self.blame.describe(x), waiting, running.since, running.limit)
 
     def _dispatch(self) -> None:
         """Start everything that may start: nothing before a pause is over."""
         while self._pause is None and (x := self.dispatcher.next()) is not None:
             bound = self.realisation.bound[x.node]
             node = bound.node
-            seconds = max(self.node_seconds, PREDICTION_FACTOR * node.time_ns / 1e9)
-            running = _Running(time.monotonic() + seconds, bound.ranks, started_ns=self._now())
+            running = _Running(frozenset(bound.ranks), self.watch.now, self._limit(bound), self._now())
             self._running[x] = running
             self.trace.write(
                 Dispatch(
@@ -265,6 +269,15 @@ class Controller:
                 for rank, command in self.commander.commands(x).items():
                     self.fleet.send(rank, command)
 
+    def _limit(self, bound: BoundNode) -> Limit:
+        node, predicted = bound.node, bound.node.time_ns / 1e9
+        if bound.on_host:
+            problem = self.realisation.problem
+            return self.patience.verification(
+                problem.host[node.vertex], problem.workload.sequences, predicted
+            )
+        return self.patience.node(node.id, predicted)
+
     def _on_done(self, rank: int, done: Done) -> None:
         x = Instance(done.node, done.step)
         running = self._running.get(x)
@@ -276,18 +289,9 @@ class Controller:
         running.done[rank] = replace(done, start_ns=start, finish_ns=finish)
         if len(running.done) < len(running.workers):
             return
+        self.patience.took(x.node, self.watch.now - running.since)
         parts = {
-            r: Part(
-                start_ns=d.start_ns,
-                finish_ns=d.finish_ns,
-                layout=d.layout,
-                reads=d.reads,
-                writes=d.writes,
-                sent=d.sent,
-                received=d.received,
-                rows=d.rows,
-                fused=d.fused,
-            )
+            r: Part(**{name: getattr(d, name) for name in Part.__struct_fields__})
             for r, d in sorted(running.done.items())
         }
         self.commander.record(x, running.done)
@@ -326,46 +330,17 @@ class Controller:
 
     # Between nodes -----------------------------------------------------------------------------------------
 
-    def _ask(self, requests: Mapping[int, Save | Evaluate | Keep]) -> dict[int, Frame]:
-        """Put a question to workers while no node runs; their answers by rank."""
-        for rank, request in requests.items():
-            self.fleet.send(rank, request)
-        answers: dict[int, Frame] = {}
-        deadline = time.monotonic() + self.node_seconds
-        while len(answers) < len(requests):
-            answers |= {r.rank: r.frame for r in self.watch.events(deadline)}
-            if len(answers) < len(requests) and time.monotonic() >= deadline:
-                missing = set(requests) - set(answers)
-                raise StalledError(
-                    f"{self.blame.workers(missing)} did not answer in {self.node_seconds:.0f} s"
-                )
-        return answers
-
     def _evaluate(self, step: int) -> None:
-        """Examine the policy on the held-out prompts after `step` steps, if there are any."""
-        exam = examination(self.realisation, self.host)
-        if exam is None:
-            return
-        started, deadline = self._now(), time.monotonic() + self.node_seconds
-        for questions in exam.rounds:
-            exam.take(self._ask(questions))
-        exam.submit()
-        while not self._verified:
-            list(self.watch.events(deadline))
-            if not self._verified and time.monotonic() >= deadline:
-                raise StalledError(
-                    f"the verifier did not judge held-out prompts in {self.node_seconds:.0f} s"
-                )
-        event = exam.result(self._verified.popleft(), step, started, self._now())
-        self.trace.write(event)
-        self.evaluations.append(event)
-        self._on_evaluation(event)
+        event = self.interludes.evaluate(step)
+        if event is not None:
+            self.evaluations.append(event)
+            self._on_evaluation(event)
 
     def _pass_boundary(self) -> None:
         """All steps before the boundary are complete: leave a snapshot, and go on unless asked to stop."""
         assert self._saver is not None, "without one there is no boundary before the end"
         step = self.dispatcher.boundary
-        failure = self._take_snapshot(self._saver)
+        failure = self.interludes.snapshot(self._saver, step)
         if self._stopping is not None:
             then = failure or f"go on with --resume {self._saver.directory}"
             raise InterruptedRunError(self._stopping, f" after step {step} of {self.steps}; {then}")
@@ -373,32 +348,15 @@ class Controller:
             self._warn(f"{failure}; the run goes on, and the snapshots before are still there")
         self.dispatcher.boundary = boundary(step, self._save_every, self.steps)
 
-    def _take_snapshot(self, saver: Saver) -> str | None:
-        """Leave a snapshot at the boundary; what is to be said if that fails."""
-        event = saver.take(self.dispatcher.boundary, self._ask, self._now)
-        self.trace.write(event)
-        if event.failure is None:
-            return None
-        return (
-            f"the snapshot after step {event.step} could not be written to {saver.directory}: {event.failure}"
-        )
-
-    def _save_weights(self, directory: Path) -> None:
-        """The newest weights of every trained model, each as a checkpoint of its own."""
-        for vertex, task in self.realisation.semantics.tasks.items():
-            if isinstance(task, Train):
-                place = self.realisation.serving[vertex]
-                spec = self.realisation.problem.models[place.model]
-                precision = weight_type(spec, self._run_config.precision)
-                checkpoint = directory / place.model
-                with new_checkpoint(checkpoint, spec, precision, self.host.tokenizer) as part:
-                    self._ask({r: Save(vertex, str(part)) for r in self.realisation.ranks(place.allocation)})
-
     def _postpone(self, number: int) -> bool:
-        """Whether a request to stop is met after the steps that have begun: where snapshots are left. A
-        launcher's request comes from every task; Ctrl-C is not patient twice."""
-        underway = self.dispatcher.begun > self._first and not self.finished_ns
-        if self._saver is None or not underway or (self._stopping is not None and number == signal.SIGINT):
+        """Whether a request to stop is met after the steps that have begun: where snapshots are left. After
+        the last step nothing but the end is left. A launcher's request comes from every task; Ctrl-C is not
+        patient twice."""
+        if self._saver is None or (self._stopping is not None and number == signal.SIGINT):
+            return False
+        if self.finished_ns:
+            return number != signal.SIGINT
+        if self.dispatcher.begun == self._first:
             return False
         if self._stopping is None:
             self._stopping = number
@@ -418,3 +376,7 @@ class Controller:
     def _on_verified(self, verified: Verified) -> None:
         self._verified.append(verified)
         self.fleet.wake()
+
+
+def _stop(number: int) -> NoReturn:
+    raise InterruptedRunError(number)

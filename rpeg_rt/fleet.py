@@ -8,6 +8,7 @@ does not prove to know the run's secret is dropped.
 import json
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -187,6 +188,8 @@ class Fleet:
                     key.data.flush()
                 if mask & selectors.EVENT_READ:
                     found += self._read(key.data)
+        if self._spawner is not None and self.own.task not in self.joins and self._spawner.poll() is not None:
+            found.append(Lost(None, self._spawner_ended()))
         return found
 
     def explain(self, rank: int) -> str:
@@ -203,6 +206,7 @@ class Fleet:
         if ended is not None:
             status = ended.status
             how = f"killed by signal {-status}" if status < 0 else f"exited with status {status}"
+            how += " (which the system sends where memory runs out)" if status == -signal.SIGKILL else ""
             return how + _indented(ended.log)
         return "its connection closed" if task in self._members else self._task_ended(task)
 
@@ -315,6 +319,9 @@ class Fleet:
     def _task_ended(self, task: int) -> str:
         if self.tasks > 1:
             return f"task {task} on {self.joins[task].machine} ended"
+        return self._spawner_ended()
+
+    def _spawner_ended(self) -> str:
         self._log.seek(0)
         return "the process that starts workers ended" + _indented(
             "\n".join(self._log.read().decode(errors="replace").splitlines()[-LOG_LINES:])

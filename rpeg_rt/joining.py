@@ -1,12 +1,8 @@
 """A launcher's tasks find the controller: what each of them offers, and how they meet."""
 
 import os
-import platform
 import socket
 import time
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as package_version
 from pathlib import Path
 
 from rpeg_rt.failure import PreflightError, RunError, WorkerLostError
@@ -116,16 +112,13 @@ def _here(controller: str, interface: str | None) -> Endpoint:
 
 def _offer(launch: Launch, secret: str, plan: str, problem: str = "") -> Join:
     """What this process offers a controller."""
-    software = software_versions() | {"python": platform.python_version()}
-    with suppress(PackageNotFoundError):
-        software["rpeg"] = package_version("rpeg")
     return Join(
         secret=secret,
         task=launch.task,
         node=launch.node,
         slot=launch.slot,
         machine=launch.machine,
-        software=software,
+        software=software_versions(),
         plan=plan,
         memory_bytes=available_memory(),
         gpus=visible_gpus(),

@@ -5,6 +5,8 @@ import struct
 import sys
 from dataclasses import dataclass
 
+BACKEND = "gloo"
+"""What carries tensors between workers."""
 _SIOCGIFADDR = 0x8915
 _IDLE_SECONDS, _PROBE_SECONDS, _PROBES = 10, 5, 4
 

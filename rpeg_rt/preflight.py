@@ -16,6 +16,7 @@ from rpeg_rt.beginning import FRESH, Beginning
 from rpeg_rt.dispatch import Dispatcher, Stuck
 from rpeg_rt.engine.architecture import unsupported
 from rpeg_rt.failure import PreflightError
+from rpeg_rt.ranges import implausible
 from rpeg_rt.realise import Realisation, UnrealisableError
 from rpeg_rt.semantics import NotUnderstood
 
@@ -34,6 +35,12 @@ def this_machine(slots: int | None) -> Machine:
     return Machine(slots=slots, memory_bytes=available_memory())
 
 
+def plausible(executable: Executable) -> None:
+    """Raises PreflightError unless the plan's values can be what they are; asked before all else."""
+    if wrong := implausible(executable):
+        raise PreflightError(wrong)
+
+
 def check(
     executable: Executable,
     machine: Machine | None,
@@ -42,7 +49,7 @@ def check(
 ) -> Realisation:
     """The plan bound to workers, of this machine unless it is None: then a launcher starts them. Its run
     is to begin at `beginning`. Raises PreflightError with all that is missing, `findings` (of its files)
-    included."""
+    included. The plan is plausible."""
     missing = [*_missing_software(), *_unsupported_run(executable), *findings]
     try:
         realisation = Realisation(executable, beginning)

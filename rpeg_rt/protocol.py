@@ -7,6 +7,7 @@ it has, at most a small frame is read from it.
 import hmac
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 
 import msgspec
@@ -21,6 +22,7 @@ from rpeg_rt.trace import Fused
 _LENGTH = struct.Struct("!Q")
 HELLO_LIMIT = 4096
 FRAME_LIMIT = 1 << 34
+PULSE_SECONDS = 5.0
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -118,6 +120,14 @@ class Start(Message, frozen=True, tag=True, array_like=True):
     eos: int | None
     checkpoints: dict[str, str]
     snapshot: str | None = None
+
+
+class Pulse(Message, frozen=True, tag=True, array_like=True):
+    """Worker to controller, every `PULSE_SECONDS`: it lives, and by its clock at `time_ns` it has used
+    `used_ns` of processor time."""
+
+    time_ns: int
+    used_ns: int
 
 
 class Bench(Message, frozen=True, tag=True, array_like=True):
@@ -249,6 +259,7 @@ Frame = (
     | Signalled
     | Hello
     | Start
+    | Pulse
     | Bench
     | Measure
     | Measured
@@ -330,10 +341,12 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
+        self._sending = threading.Lock()
 
     def send(self, message: Message) -> None:
-        """Send one frame."""
-        self._socket.sendall(encode(message))
+        """Send one frame; callable from any thread."""
+        with self._sending:
+            self._socket.sendall(encode(message))
 
     def receive(self) -> Frame | None:
         """The next frame; None when the peer has closed. Raises ProtocolError."""

@@ -359,7 +359,9 @@ def _check_template(executable: Executable, vertices: dict[str, Vertex]) -> None
     if missing:
         raise UnrealisableError(f"vertex `{missing[0]}` has no placement in the plan")
     for name, p in executable.plan.items():
-        if p.layout.gpus != len(p.allocation.device_names()) or min(p.microbatches, p.waves) < 1:
+        degrees = [getattr(p.layout, f) for f in p.layout.__struct_fields__]
+        counts = (*degrees, p.microbatches, p.waves)
+        if p.layout.gpus != len(p.allocation.device_names()) or min(counts) < 1:
             raise UnrealisableError(f"the placement of `{name}` contradicts itself")
     known = set(ids)
     for n in executable.template:

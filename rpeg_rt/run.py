@@ -21,8 +21,10 @@ from rpeg_rt.joining import launched_fleet, local_fleet
 from rpeg_rt.launch import Launch
 from rpeg_rt.load import Plan, load_plan
 from rpeg_rt.metrics import JsonLines, Meter, Sink, StepMetrics, TensorBoard
-from rpeg_rt.preflight import check, this_machine
+from rpeg_rt.patience import Patience
+from rpeg_rt.preflight import check, plausible, this_machine
 from rpeg_rt.progress import StepReport
+from rpeg_rt.signals import complete
 from rpeg_rt.snapshots.directory import has_snapshots, refuse_others
 from rpeg_rt.snapshots.resuming import Resumed, resume
 from rpeg_rt.snapshots.saver import Saver
@@ -48,7 +50,7 @@ class Settings:
     keep: int = 2
     resume: Path | None = None
     eval_every: int | None = None
-    node_seconds: float = 600.0
+    node_seconds: float | None = None
     interface: str | None = None
     port: int | None = None
     launch: Launch | None = None
@@ -81,6 +83,7 @@ def _execute(
     note: Callable[[str], None],
 ) -> Outcome:
     """Run a plan on the tasks of a launcher, which join `fleet`, or (None) on workers of its own."""
+    plausible(plan.executable)
     problem, directory = plan.executable.problem, settings.data or _data_directory(plan)
     run = problem.run or RunConfig()  # `check` refuses a plan without
     steps = run.steps if settings.steps is None else settings.steps
@@ -150,7 +153,7 @@ def _execute(
             snapshot=None if resumed is None else resumed.place,
             save=settings.save,
             saver=saver,
-            node_seconds=settings.node_seconds,
+            patience=Patience(settings.node_seconds),
             eval_every=eval_every,
             crew=crew,
             on_step=on_step,
@@ -158,7 +161,8 @@ def _execute(
             warn=warn,
         )
         controller.run(lambda finished: Host(problem, seed, directory, finished, warn))
-        verdict = verify_trace(plan, read_trace(trace))
+        with complete():
+            verdict = verify_trace(plan, read_trace(trace))
         if verdict.violations:
             raise VerificationError(verdict.violations)
     prediction = plan.executable.prediction

@@ -11,7 +11,7 @@ from pathlib import Path
 from rpeg_rt.allocation import plan_nodes
 from rpeg_rt.failure import FileError
 from rpeg_rt.load import load_plan
-from rpeg_rt.preflight import check
+from rpeg_rt.preflight import check, plausible
 from rpeg_rt.secret import VARIABLE
 
 START_MINUTES = 10
@@ -19,19 +19,24 @@ MARGIN = 3
 """A time limit allows these minutes for the start, and this many times the predicted time: predictions from
 nominal hardware files are that far off."""
 SIGNAL_SECONDS = 60
-"""How long before the time limit a run is asked to stop; Slurm may be half a minute late."""
+"""How long before the time limit a run is asked to stop, besides the time of a step; Slurm may be half a
+minute late."""
+_LONGEST_SIGNAL = 65535
 
 
 @dataclass(frozen=True)
 class Job:
     """What a person decides about a job: `time` as Slurm writes it (None: from the prediction), for `steps`
-    RL steps (None: the plan's), and `options` of `rpeg-rt`."""
+    RL steps (None: the plan's), and `options` of `rpeg-rt`, of which those that the script must know come
+    apart too."""
 
     partition: str | None = None
     account: str | None = None
     time: str | None = None
     steps: int | None = None
     interface: str | None = None
+    save: Path | None = None
+    trace: Path | None = None
     options: Sequence[str] = ()
 
 
@@ -40,11 +45,14 @@ def batch_script(path: Path, job: Job) -> str:
     FileError, and PreflightError for a plan that cannot run anywhere."""
     plan = load_plan(path)
     executable = plan.executable
+    plausible(executable)
     nodes = plan_nodes(check(executable, None))
     per_node = max(len(ranks) for ranks in nodes.values())
     run = executable.problem.run
     assert run is not None, "preflight refuses a plan without a run"
-    seconds = executable.prediction.score.step_time_s * (run.steps if job.steps is None else job.steps)
+    step = MARGIN * executable.prediction.score.step_time_s
+    warning = min(SIGNAL_SECONDS + math.ceil(step), _LONGEST_SIGNAL)
+    seconds = warning + step * (run.steps if job.steps is None else job.steps)
     directives = {
         "job-name": executable.problem.name,
         "nodes": len(nodes),
@@ -52,8 +60,8 @@ def batch_script(path: Path, job: Job) -> str:
         "gpus-per-node": None if executable.prediction.hardware.startswith("cpu") else per_node,
         "partition": job.partition,
         "account": job.account,
-        "time": job.time or START_MINUTES + math.ceil(MARGIN * seconds / 60),
-        "signal": f"USR1@{SIGNAL_SECONDS}",
+        "time": job.time or START_MINUTES + math.ceil(seconds / 60),
+        "signal": f"USR1@{warning}",
         "output": "%x-%j.out",
         "open-mode": "append",
     }
@@ -64,8 +72,25 @@ def batch_script(path: Path, job: Job) -> str:
         plan=plan.id,
         address=_ADDRESS_OF_NODE if job.interface is None else _of_interface(job.interface),
         variable=VARIABLE,
+        again=_again(job),
         command=shlex.join(command),
+        requeue="" if job.save is None else _REQUEUE,
     )
+
+
+def _again(job: Job) -> str:
+    """What a job that runs again does otherwise: it goes on where it was, and keeps the traces before."""
+    lines = []
+    if job.save is not None:
+        lines.append('  [ -z "$began" ] || options+=(--resume "$save")')
+    if job.trace is not None:
+        stem, suffix = shlex.quote(str(job.trace.with_suffix(""))), shlex.quote(job.trace.suffix)
+        lines.append(f'  options+=(--trace {stem}".$SLURM_RESTART_COUNT"{suffix})')
+    if not lines:
+        return ""
+    snapshots = "" if job.save is None else _SNAPSHOTS.format(save=shlex.quote(str(job.save)))
+    condition = 'if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then'
+    return "\n".join([snapshots + condition, *lines, "fi\n"])
 
 
 def submit(script: str) -> str:
@@ -90,6 +115,25 @@ _ADDRESS_OF_NODE = (
     " | sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p'"
 )
 
+_SNAPSHOTS = """\
+save={save}
+newest() {{ ls "$save" 2>/dev/null | grep -xE 'step-[0-9]{{8,}}' | sort -V | tail -n 1; }}
+began=$(newest)
+"""
+
+_REQUEUE = """\
+# Asked to stop before the time limit, or bereft of a worker or a task: go on from the newest snapshot, unless
+# this start has left none that is newer than what it began with, or the job itself is ended.
+case $code in
+4 | 5 | 130 | 137 | 143)
+  if [ -z "$ended" ] && [ "$(newest)" != "$began" ]; then
+    echo "requeue: exit code $code, to go on from $save/$(newest)" >&2
+    scontrol requeue "$SLURM_JOB_ID"
+  fi
+  ;;
+esac
+"""
+
 _SCRIPT = """\
 #!/bin/bash
 {directives}
@@ -100,10 +144,16 @@ _SCRIPT = """\
 export MASTER_ADDR=$({address})
 export {variable}=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')
 
+options=()
+{again}
 # Slurm signals the tasks, which end the run in order; srun and this shell must outlast them.
-trap : TERM USR1
-srun --kill-on-bad-exit=1 --export=ALL {command} &
+ended=
+trap 'ended=1' TERM
+trap : USR1
+srun --kill-on-bad-exit=1 --export=ALL {command} "${{options[@]}}" &
 step=$!
-while kill -0 $step 2>/dev/null; do wait $step; code=$?; done
-exit $code
+while kill -0 $step 2>/dev/null; do wait $step; done  # which a signal ends too
+wait $step
+code=$?
+{requeue}exit $code
 """

@@ -1,6 +1,6 @@
 """The trace: one JSON line per event, each carrying the SHA-256 of all lines up to it.
 
-    header                  plan id, steps, seed, workers and devices, software, precision
+    header                  plan id, steps, seed, precision; workers' devices, machines, backend, software
     dispatch / complete     in the order in which the controller acted
     evaluation              held-out prompts were answered while no node ran
     stopping                the run was asked to stop at the end of a step
@@ -13,6 +13,7 @@ rewrites a whole trace is caught by the rules of `rpeg_rt.verify`, not by the ch
 
 import hashlib
 import itertools
+import platform
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
@@ -39,8 +40,10 @@ class Event(Record, frozen=True, kw_only=True, tag_field="event", tag=str.lower)
 
 
 class Header(Event, frozen=True, kw_only=True):
-    """What was run, where and with what. `workers` maps rank to device; `eval_every`: how many steps lie
-    between held-out evaluations (None: none but before and after).
+    """What was run, where and with what. `workers` maps rank to device, `machines` to the host (under a
+    launcher: its node) that the worker ran on. `backend` carried tensors between them, and `software` has
+    versions of what decides what is computed. `eval_every`: how many steps lie between held-out evaluations
+    (None: none but before and after).
 
     A resumed run begins at step `first` with the versions `oldest`..`first` of each trained model. One that
     may leave snapshots carries out what later steps need (`continues`), and pauses for one every `save_every`
@@ -52,6 +55,8 @@ class Header(Event, frozen=True, kw_only=True):
     seed: int
     precision: str
     workers: dict[int, str]
+    machines: dict[int, str]
+    backend: str
     software: dict[str, str]
     eval_every: int | None = None
     first: int = 0
@@ -223,9 +228,9 @@ def _split(line: bytes, number: int) -> tuple[bytes, bytes]:
 
 
 def software_versions() -> dict[str, str]:
-    """Versions of the packages that decide what a run computes."""
-    found = {}
-    for name in ("torch", "megatron-core", "numpy"):
+    """Versions of the packages that decide what a run computes, and of Python."""
+    found = {"python": platform.python_version()}
+    for name in ("rpeg", "torch", "megatron-core", "numpy"):
         try:
             found[name] = package_version(name)
         except PackageNotFoundError:

@@ -10,6 +10,7 @@ from rpeg_rt.beginning import Beginning
 from rpeg_rt.failure import FileError, VerificationError
 from rpeg_rt.findings import Verdict
 from rpeg_rt.load import BrokenPlanError, Plan, load_plan
+from rpeg_rt.ranges import implausible
 from rpeg_rt.realise import Realisation, UnrealisableError
 from rpeg_rt.semantics import NotUnderstood
 from rpeg_rt.trace import (
@@ -50,6 +51,9 @@ def _check(plan: Plan, events: Iterable[Line], verdict: Verdict) -> None:
         return
     if header.plan != plan.id:
         verdict.violations.append(f"plan: the trace is of plan {header.plan}, not of {plan.id}")
+        return
+    if wrong := implausible(plan.executable):
+        verdict.violations.append(f"plan: this runtime cannot have executed it: {'; '.join(wrong)}")
         return
     realisation = Realisation(plan.executable, Beginning(header.first, header.oldest))
     if header.workers != dict(enumerate(realisation.devices)):

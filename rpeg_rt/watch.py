@@ -2,15 +2,17 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from rpeg_rt.blame import Blame
 from rpeg_rt.dispatch import Instance
-from rpeg_rt.failure import InterruptedRunError, RunError, WorkerLostError
+from rpeg_rt.failure import InterruptedRunError, RunError, StalledError, WorkerLostError
 from rpeg_rt.fleet import Asked, Fleet, Lost, Received
-from rpeg_rt.protocol import Failed
+from rpeg_rt.patience import Limit, Vitals
+from rpeg_rt.protocol import Failed, Pulse
 
 GRACE_SECONDS = 1.0
+_LOOK_SECONDS = 1.0
 
 
 class Watch:
@@ -26,27 +28,54 @@ class Watch:
     ) -> None:
         self._fleet, self._blame, self._doing, self._postpone = fleet, blame, doing, postpone
         self._asked: int | None = None
+        self._vitals = Vitals()
+
+    @property
+    def now(self) -> float:
+        """Seconds of attention so far."""
+        return self._vitals.now
 
     def interrupt(self, number: int) -> None:
         """Signal `number` asks the run to stop: have the next look at events see it; callable at any time."""
         self._asked = number
         self._fleet.wake()
 
-    def events(self, deadline: float) -> Iterator[Received]:
-        """Frames that arrive before `deadline` (monotonic seconds). Raises RunError for what ends the run."""
-        for event in self._fleet.events(max(0.0, deadline - time.monotonic())):
+    def events(self) -> Iterator[Received]:
+        """Frames that arrive within a second. Raises RunError for what ends the run."""
+        found = self._fleet.events(_LOOK_SECONDS)
+        self._vitals.look()
+        for event in found:
             if isinstance(event, Lost):
                 raise self._lost(event)
             if isinstance(event, Received):
                 if isinstance(event.frame, Failed):
                     raise self._failed(event.rank, event.frame)
-                yield event
+                self._vitals.hear(event.rank, event.frame)
+                if not isinstance(event.frame, Pulse):
+                    yield event
             if isinstance(event, Asked):
                 self._asked = event.number
         if self._asked is not None:
             number, self._asked = self._asked, None
             if not self._postpone(number):
                 raise self._stopped(number)
+
+    def hurry(self, what: str, waiting: Collection[int], since: float, limit: Limit) -> None:
+        """Raises StalledError if `what` began at `since`, by `now`, and has passed its limit. `waiting` are
+        the workers that have not finished it; none: it is a verifier that has not."""
+        if not self._vitals.overdue(waiting, since, limit):
+            return
+        states: dict[str, list[int]] = {}
+        for rank in waiting:
+            silence = self._vitals.silence(rank)
+            state = "lately at work" if self._vitals.at_work(rank) else "idle"
+            state = f"without a sign of life for {silence:.0f} s" if silence >= limit.silent else state
+            states.setdefault(state, []).append(rank)
+        who = ", ".join(f"{self._blame.workers(ranks)} ({state})" for state, ranks in states.items())
+        raise StalledError(
+            f"{what} did not complete before its deadline, after {self.now - since:.0f} s; still waiting for "
+            f"{who or 'its verifier'}. If the work is merely slow, raise --node-seconds"
+        )
 
     def _stopped(self, number: int) -> RunError:
         """What a request to stop means: the end of the run, if it is not postponed. A launcher also

@@ -7,8 +7,10 @@ controller goes away.
 
 import os
 import socket
+import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -27,11 +29,12 @@ from rpeg_rt.engine.routing import Fragment, route
 from rpeg_rt.engine.shim import device
 from rpeg_rt.engine.training import NumericError
 from rpeg_rt.engine.transfer import exchange, move_fragments
-from rpeg_rt.network import keep_alive
+from rpeg_rt.network import BACKEND, keep_alive
 from rpeg_rt.operators import Generating, Site, Training, likelihoods, score, train, train_together
 from rpeg_rt.precision import number_type, weight_type
 from rpeg_rt.preflight import available_memory
 from rpeg_rt.protocol import (
+    PULSE_SECONDS,
     Answers,
     Bench,
     Channel,
@@ -43,6 +46,7 @@ from rpeg_rt.protocol import (
     Keep,
     Kept,
     Move,
+    Pulse,
     Ready,
     RowsFrame,
     Save,
@@ -92,7 +96,7 @@ class Worker:
         self.problem = executable.problem
         assert self.problem.run is not None
         self.run = self.problem.run
-        join_world(start.store, rank, self.realisation.world, listener)
+        join_world(start.store, rank, self.realisation.world, listener, BACKEND)
         self.groups: dict[tuple[tuple[int, ...], object], LayoutGroups] = {
             place: make_layout(*place) for place in self.realisation.layouts()
         }
@@ -399,6 +403,14 @@ def _failure(command: Command | None, exc: BaseException) -> Failed:
     return Failed(node, step, kind, text, "".join(frames))
 
 
+def _beat(channel: Channel) -> None:
+    """Tell the controller for as long as there is one that this process lives, and how much it works."""
+    with suppress(OSError):
+        while True:
+            channel.send(Pulse(time.monotonic_ns(), time.process_time_ns()))
+            time.sleep(PULSE_SECONDS)
+
+
 def main(rank: int, address: tuple[str, int], secret: str, listener: int | None) -> int:
     """Serve commands until the controller says stop or goes away; the process's exit code. `listener` is the
     descriptor of the store's socket, for worker 0."""
@@ -415,6 +427,7 @@ def main(rank: int, address: tuple[str, int], secret: str, listener: int | None)
                 return BenchWorker(rank, start, listener).serve(channel)
             if not isinstance(start, Start):
                 return 1
+            threading.Thread(target=_beat, args=(channel,), daemon=True).start()
             worker = Worker(rank, start, listener)
             channel.send(Ready())
             while True:

@@ -9,9 +9,7 @@ from torch._C._distributed_c10d import TCPStore
 STORE_SECONDS = 300.0
 
 
-def join_world(
-    address: tuple[str, int], rank: int, world: int, listener: int | None, backend: str = "gloo"
-) -> None:
+def join_world(address: tuple[str, int], rank: int, world: int, listener: int | None, backend: str) -> None:
     """Meet the other workers of `world` at the store in which they tell each other their addresses; worker 0
     keeps it, at socket `listener`. `backend` is what then carries tensors between them."""
     store = TCPStore(

@@ -39,6 +39,7 @@ COLUMNS = ("algorithm", "staleness", "seed", "step", "reward", "correct", "setti
 EVALUATIONS = 10
 UNSATURATED = 0.95
 CLOSE = 0.01
+LAST = 3
 SMALL_STEPS = 10
 
 
@@ -112,24 +113,43 @@ def at_step(rows: Iterable[dict], name: str, staleness: int, step: int) -> list[
     return [measure(r) for r in rows if (r["algorithm"], r["staleness"], r["step"]) == wanted]
 
 
+def ends(rows: Iterable[dict], name: str, staleness: int, last: int) -> list[float]:
+    """Of every seed, the mean measure of its `last` evaluations."""
+    mine = [r for r in rows if (r["algorithm"], r["staleness"]) == (name, staleness)]
+    runs = (
+        sorted((r for r in mine if r["seed"] == seed), key=lambda r: r["step"])
+        for seed in dict.fromkeys(r["seed"] for r in mine)
+    )
+    return [statistics.mean(measure(r) for r in run[-last:]) for run in runs]
+
+
+def cost(rows: Sequence[dict], name: str, last: int) -> tuple[float, float, str]:
+    """By how much staleness 1 raises the mean of the `last` evaluations, the standard error of that, and
+    what the two say together."""
+    (fresh, fresh_error), (stale, stale_error) = (over_seeds(ends(rows, name, s, last)) for s in (0, 1))
+    difference, error = stale - fresh, (fresh_error**2 + stale_error**2) ** 0.5
+    if abs(difference) <= CLOSE * fresh:
+        return difference, error, f"within {CLOSE:.0%}"
+    within = "within" if abs(difference) <= error else "beyond"
+    return difference, error, f"{within} the standard error of the difference"
+
+
 def conclusion(rows: Sequence[dict], name: str, baseline: float) -> str:
-    """What an algorithm came to, in a sentence: how far it got, and what staleness cost."""
+    """What an algorithm came to, in a sentence: how far it got, and what staleness cost, at the end and over
+    the last evaluations."""
     last = max(r["step"] for r in rows if r["algorithm"] == name)
     before, _ = over_seeds(at_step(rows, name, 0, 0))
-    (fresh, fresh_error), (stale, stale_error) = (over_seeds(at_step(rows, name, s, last)) for s in (0, 1))
-    difference, error = stale - fresh, (fresh_error**2 + stale_error**2) ** 0.5
-    verdict = (
-        f"within {CLOSE:.0%}"
-        if abs(difference) <= CLOSE * fresh
-        else "within the standard error of the difference"
-        if abs(difference) <= error
-        else "beyond the standard error of the difference"
-    )
+    (fresh, fresh_error), (stale, stale_error) = (over_seeds(ends(rows, name, s, 1)) for s in (0, 1))
     saturated = "" if fresh < UNSATURATED else " (saturated)"
+    told = (
+        f"{verdict} ({difference:+.3f} +- {error:.3f})"
+        for difference, error, verdict in (cost(rows, name, count) for count in (1, LAST))
+    )
     return (
         f"{name}: held out {before:.3f} before, {fresh:.3f} +- {fresh_error:.3f} after {last} steps"
         f"{saturated}; without reading the prompts {baseline:.3f}; "
-        f"staleness 1 {stale:.3f} +- {stale_error:.3f}: {verdict} ({difference:+.3f} +- {error:.3f})"
+        f"staleness 1 {stale:.3f} +- {stale_error:.3f}: "
+        + f"; in the mean of the last {LAST} evaluations ".join(told)
     )
 
 

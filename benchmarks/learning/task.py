@@ -41,7 +41,7 @@ _BOTH = """optimizers = {
       critic = { learning_rate = 2e-3, epsilon = 1e-4 }
     }"""
 ALGORITHMS = {
-    "ppo": Algorithm("ppo", 60, f"kl_coefficient = 0.12\n    {_BOTH}"),
+    "ppo": Algorithm("ppo", 100, f"kl_coefficient = 0.12\n    {_BOTH}"),
     "ppo_shared": Algorithm("ppo_shared", 60, f"kl_coefficient = 0.12\n    {_ACTOR}"),
     "grpo": Algorithm("grpo", 60, f"kl_coefficient = 0.12\n    {_ACTOR}"),
     "rloo": Algorithm("rloo", 60, f"kl_coefficient = 0.12\n    {_ACTOR}"),

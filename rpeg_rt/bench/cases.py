@@ -96,7 +96,7 @@ _FOURS = _layouts((4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2))
 
 
 def _model(layers: int, hidden: int, ffn: int, vocabulary: int, *, head: str, width: int) -> ModelSpec:
-    heads = max(2, hidden // (128 if width == 2 else 32))
+    heads = max(4, hidden // (128 if width == 2 else 32))
     return ModelSpec(
         layers=layers,
         hidden=hidden,

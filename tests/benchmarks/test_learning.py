@@ -53,7 +53,7 @@ def rows(fresh, stale, name="grpo"):
         {"algorithm": name, "staleness": s, "seed": i, "step": step, "reward": x, "correct": x}
         for s, ends in ((0, fresh), (1, stale))
         for i, end in enumerate(ends)
-        for step, x in ((0, 0.1), (10, end))
+        for step, x in ((0, 0.1), (10, end), (20, end), (30, end))
     ]
 
 
@@ -72,6 +72,18 @@ def test_conclusion(fresh, stale, verdict):
     assert ("saturated" in text) == ("saturated" in verdict)
     assert "held out 0.100 before" in text
     assert "without reading the prompts 0.270" in text
+
+
+def test_an_end_that_is_an_exception_is_told_from_the_last_evaluations():
+    runs = rows([0.80, 0.82], [0.80, 0.82])
+    for row in runs:
+        if (row["staleness"], row["step"]) == (1, 30):
+            row["reward"] -= 0.3
+    text = conclusion(runs, "grpo", 0.27)
+    assert ": beyond the standard error of the difference (-0.300 +- 0.014)" in text
+    assert (
+        "in the mean of the last 3 evaluations beyond the standard error of the difference (-0.100 +-" in text
+    )
 
 
 def test_a_study_that_is_stopped_goes_on(tmp_path, monkeypatch, capsys):

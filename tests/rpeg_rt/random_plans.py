@@ -109,22 +109,31 @@ def random_kin(dice: random.Random, made: Problem, algorithm: str) -> Problem:
     return without_critic(replace(made, run=run))
 
 
+def random_degrees(dice: random.Random, gpus: int) -> list[int]:
+    """Data, pipeline, tensor and context parallelism of as many GPUs: a prime factor goes to any of them."""
+    degrees = [1, 1, 1, 1]
+    for prime in (2, 3, 5, 7):
+        while gpus % prime == 0:
+            degrees[dice.randrange(4)] *= prime
+            gpus //= prime
+    return degrees
+
+
 def random_placement(dice: random.Random, made: Problem, vertex: str, near: list[Placement]) -> Placement:
     """Any legal placement that the engine executes; sometimes where another vertex is."""
     slots = made.device_space[2]
     (v,) = (v for v in made.graph.vertices if v.name == vertex)
     assert v.model is not None
     while True:
-        dp, pp, tp = (dice.choice([1, 1, 2, 3, 4, 6, 8]) for _ in range(3))
-        size = dp * pp * tp
-        origin = dice.randrange(slots)
-        if near and dice.random() < 0.5:
-            other = dice.choice(near)
+        size = dice.choice([n for n in (1, 2, 2, 3, 4, 4, 6, 8) if n <= slots])
+        origin = dice.randrange(slots // size) * size
+        other = dice.choice(near) if near and dice.random() < 0.5 else None
+        if other is not None:
             origin, size = other.origin[2], other.extent[2]
-            if dice.random() < 0.5:
-                dp, pp, tp = other.data_parallel, other.pipeline_parallel, other.tensor_parallel
-        if dp * pp * tp != size or origin + size > slots:
-            continue
+        dp, pp, tp, cp = random_degrees(dice, size)
+        if other is not None and dice.random() < 0.5:
+            dp, pp, tp = other.data_parallel, other.pipeline_parallel, other.tensor_parallel
+            cp = other.context_parallel
         p = Placement(
             origin=(0, 0, origin),
             extent=(1, 1, size),
@@ -133,6 +142,7 @@ def random_placement(dice: random.Random, made: Problem, vertex: str, near: list
             tensor_parallel=tp,
             microbatches=dice.choice([1, 1, 2, 3, 4]),
             waves=dice.choice([1, 1, 2]) if v.role == "generation" else 1,
+            context_parallel=cp,
         )
         if not legal(made, v, p) and not unsupported(made.models[v.model], p.layout, made.workload):
             return p

@@ -3,20 +3,27 @@
 import json
 import os
 import re
+import resource
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from ir_schema.problem import Optimizer, Placement, Problem
+from rpeg_rt import run as run_module
 from rpeg_rt.cli import main
+from rpeg_rt.interludes import Interludes
+from rpeg_rt.signals import Stopped, complete, on_interrupt, stoppable
+from rpeg_rt.snapshots.directory import newest
+from rpeg_rt.snapshots.saver import Saver
 from rpeg_rt.verify import verify_file
 from tests.rpeg_rt.plans import colocated, executable, place, problem, without_critic, write_plan
 
@@ -91,7 +98,7 @@ def long_run(
 def end(process: subprocess.Popen[str], code: int, within: float) -> str:
     """The standard error of a run that ends by itself with `code`."""
     began = time.monotonic()
-    _, text = process.communicate(timeout=PATIENCE)
+    _, text = process.communicate(timeout=PATIENCE + within)
     assert process.returncode == code, text
     assert time.monotonic() - began < within
     assert re.fullmatch(rf"rpeg-rt: exit code {code} \(.*\)", text.splitlines()[-1])
@@ -132,7 +139,17 @@ def test_a_stopped_worker_is_a_stall(tmp_path: Path) -> None:
     with long_run(tmp_path, colocated(dp=2), "--node-seconds", 3) as (process, below):
         os.kill(below[1], signal.SIGSTOP)
         text = end(process, 5, within=12)
-    assert re.search(r"did not complete before its deadline; still waiting for workers? ", text)
+    assert re.search(r"did not complete before its deadline, after \d s; still waiting for worker", text)
+    check_trace(tmp_path, 5)
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_is_missed_soon_whatever_was_predicted(tmp_path: Path) -> None:
+    with long_run(tmp_path, colocated(dp=2)) as (process, below):
+        os.kill(below[-1], signal.SIGSTOP)
+        text = end(process, 5, within=100)
+    assert re.search(r"worker 1 \(GPU 0\.0\.1\) on \S+ \(without a sign of life for 6\d s\)", text)
+    assert "worker 0 (GPU 0.0.0) on " in text or "still waiting for worker 1" in text
     check_trace(tmp_path, 5)
 
 
@@ -191,6 +208,83 @@ def test_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str], option:
     assert f"error: cannot write the {option[2:]} /dev/full: No space left on device" in text
 
 
+def listens_for(process: subprocess.Popen[str], number: int) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_in_the_first_moments_ends_the_program_in_order(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """At once, and a little later: imports, and what is looked at before anything is started."""
+    path = write_plan(tmp_path, executable(problem(), colocated()))
+    for seconds in (0.0, 0.15):
+        process = rpeg_rt(path)
+        while not listens_for(process, signal.SIGTERM):
+            assert process.poll() is None
+        time.sleep(seconds)
+        process.send_signal(number)
+        text = end(process, 130, within=20)
+        assert f"error: interrupted by {number.name}\n" in text
+
+
+def test_a_signal_while_a_verifier_is_loaded(tmp_path: Path) -> None:
+    path = with_verifier(tmp_path, "return 0.0")
+    (module,) = tmp_path.glob("bad_*.py")
+    module.write_text("import time\ntime.sleep(1000)\n" + module.read_text())
+    process = rpeg_rt(path, "--trace", tmp_path / "trace.jsonl")
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while not (below := list(descendants(process.pid))) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert "error: interrupted by SIGTERM\n" in end(process, 130, within=10)
+        deadline = time.monotonic() + 5
+        while alive(below) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert alive(below) == []
+    finally:
+        process.kill()
+        process.wait()
+    verdict = verify_file(tmp_path / "trace.jsonl", path)
+    assert (verdict.violations, verdict.exit_code) == ([], 130)
+
+
+def test_a_signal_is_heard_once() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def asked() -> None:
+        with stoppable(last=False):
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGUSR1)  # the way out is not cut off
+
+    heard: list[int] = []
+
+    def failing() -> None:
+        with stoppable(last=False):
+            try:
+                with on_interrupt(heard.append):
+                    signal.raise_signal(signal.SIGINT)
+                    raise KeyError
+            finally:
+                signal.raise_signal(signal.SIGINT)
+
+    def at_the_end() -> None:
+        with stoppable(last=False), complete():
+            signal.raise_signal(signal.SIGTERM)  # it comes too late
+            signal.raise_signal(signal.SIGINT)
+
+    for call, outcome in ((asked, Stopped), (failing, KeyError), (at_the_end, Stopped)):
+        with pytest.raises(outcome):
+            call()
+    assert heard == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_an_interrupt_while_workers_start_ends_at_once(tmp_path: Path) -> None:
     path = write_plan(tmp_path, executable(problem(), colocated()))
     process = rpeg_rt(path, "--trace", tmp_path / "trace.jsonl")
@@ -199,7 +293,7 @@ def test_an_interrupt_while_workers_start_ends_at_once(tmp_path: Path) -> None:
         while not (below := list(descendants(process.pid))) and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        end(process, 130, within=3)
+        end(process, 130, within=10)
         assert alive(below) == []
     finally:
         process.kill()
@@ -211,8 +305,10 @@ def test_an_interrupt_while_workers_start_ends_at_once(tmp_path: Path) -> None:
 def test_weights_that_explode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = problem(run={"optimizer": Optimizer(learning_rate=1e160)})
     path = write_plan(tmp_path, executable(made, colocated()))
-    got, text = run_cli(capsys, path, "--trace", tmp_path / "trace.jsonl")
+    saving = ("--save", tmp_path / "run", "--save-every", 1)
+    got, text = run_cli(capsys, path, "--trace", tmp_path / "trace.jsonl", *saving)
     assert got == 8, text
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["step-00000001"]  # nothing of what exploded
     assert re.search(
         r"worker 0 \(GPU 0\.0\.0\) on .* failed in `\w+` at step 1 \(node \d\): .*not finite", text
     )
@@ -236,6 +332,135 @@ def test_the_directory_of_the_weights_is_made(tmp_path: Path, capsys: pytest.Cap
     assert "cannot write the trace" in text
 
 
+@pytest.mark.slow
+def test_a_worker_that_runs_out_of_memory(tmp_path: Path) -> None:
+    with long_run(tmp_path, colocated(dp=2)) as (process, below):
+        used = int(Path(f"/proc/{below[1]}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.prlimit(below[1], resource.RLIMIT_AS, (used // 2, used // 2))
+        text = end(process, 4, within=60)
+    assert re.search(r"^error: worker 0 \(GPU 0\.0\.0\) on .*(memory|alloc|was lost)", text, re.MULTILINE), (
+        text
+    )
+    check_trace(tmp_path, 4)
+
+
+@pytest.mark.slow
+def test_a_slow_worker_is_waited_for(tmp_path: Path) -> None:
+    """It works for a tenth of the time, and much longer than what was predicted of it."""
+    path = write_plan(tmp_path, executable(problem(), colocated(dp=2)))
+    process = rpeg_rt(path, "--steps", 6, "--trace", tmp_path / "trace.jsonl")
+    assert process.stderr is not None
+    try:
+        assert process.stderr.readline().startswith("step ")
+        worker = list(descendants(process.pid))[-1]
+        while process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGSTOP)
+                time.sleep(0.27)
+                os.kill(worker, signal.SIGCONT)
+                time.sleep(0.03)
+        end(process, 0, within=PATIENCE)
+    finally:
+        process.kill()
+        process.wait()
+    check_trace(tmp_path, 0)
+
+
+@contextmanager
+def small_disk(directory: Path, size: str) -> Iterator[Path]:
+    """A file system of its own that holds so much."""
+    directory.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", directory], check=False
+    ).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", directory], check=True)
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_between_two_snapshots(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The snapshot before is there, whole, and is what the run goes on from; a damaged one is passed over."""
+    path = write_plan(tmp_path, executable(problem(), colocated(dp=2)))
+    with small_disk(tmp_path / "small", "64m") as disk:
+        first = ("--save", disk / "run", "--save-every", 1, "--trace", tmp_path / "trace.jsonl")
+        assert run_cli(capsys, path, *first, "--steps", 1)[0] == 0
+        one = sum(f.stat().st_size for f in (disk / "run" / "step-00000001").iterdir())
+        free = shutil.disk_usage(disk).free
+        (disk / "other").write_bytes(bytes(free - one // 2))
+        for model in ("actor", "critic"):
+            shutil.rmtree(disk / "run" / model)
+        code, text = run_cli(capsys, path, *first, "--resume", disk / "run", "--steps", 3)
+        assert code == 2, text
+        assert re.search(
+            r"warning: the snapshot after step 2 could not be written to \S*: .*[Nn]o space left on device"
+            r".*; the run goes on, and the snapshots before are still there",
+            text,
+        )
+        assert re.search(r"^error: .*[Nn]o space left on device", text, re.MULTILINE)
+        assert [p.name for p in (disk / "run").iterdir() if p.name.startswith(("step", ".step"))] == [
+            "step-00000001"
+        ]
+        check_trace(tmp_path, 2)
+        damaged = disk / "run" / "step-00000002"
+        (disk / "other").unlink()
+        shutil.copytree(damaged.with_name("step-00000001"), damaged)
+        for model in ("actor", "critic"):
+            shutil.rmtree(disk / "run" / model, ignore_errors=True)
+        code, text = run_cli(capsys, path, *first, "--resume", disk / "run", "--steps", 2)
+    assert code == 0, text
+    assert re.search(
+        r"warning: the snapshot \S*step-00000002 is damaged: .*; falling back to the one before", text
+    )
+    assert "note: resuming after step 1 from " in text
+
+
+def test_a_phase_in_which_no_response_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tenth of eight responses over two replicas is none: who waits for them goes on with nothing."""
+    made = executable(
+        problem(quantiles=((0.1, 2), (1.0, 8))), colocated(dp=2, ref_inf=place("2"), critic_inf=place("2"))
+    )
+    assert {n.phases for n in made.template if n.vertex == "reward_inf"} == {2}
+    path = write_plan(tmp_path, made)
+    code, text = run_cli(capsys, path, "--steps", 2, "--trace", tmp_path / "trace.jsonl")
+    assert code == 0, text
+    check_trace(tmp_path, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["snapshot", "weights", "verification"])
+def test_a_signal_while_something_is_written_waits_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    where, name = {
+        "snapshot": (Saver, "take"),
+        "weights": (Interludes, "save_weights"),
+        "verification": (run_module, "verify_trace"),
+    }[moment]
+    original = getattr(where, name)
+
+    def signalled(*arguments: object) -> object:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(*arguments)
+
+    monkeypatch.setattr(where, name, signalled)
+    path = write_plan(tmp_path, executable(problem(), colocated()))
+    saving = ("--save", tmp_path / "run", "--save-every", 2, "--trace", tmp_path / "trace.jsonl")
+    code, text = run_cli(capsys, path, "--steps", 4, *saving)
+    if moment == "snapshot":
+        assert "interrupted by SIGTERM after step 2 of 4; go on with --resume " in text
+        assert not list((tmp_path / "run").glob("*/model.safetensors"))
+    else:
+        assert len(list((tmp_path / "run").glob("*/model.safetensors"))) == 2
+    assert code == (130 if moment == "snapshot" else 0), text
+    assert newest(tmp_path / "run", pytest.fail)[1].step == (2 if moment == "snapshot" else 4)
+    check_trace(tmp_path, code)
+
+
 def test_held_out_prompts_that_nobody_judges_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -246,14 +471,26 @@ def test_held_out_prompts_that_nobody_judges_are_told(
     assert re.search(r"^warning: the held-out prompts prompts.jsonl are not used: only a verifier", text)
 
 
-def test_a_model_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = problem(run={"optimizers": {"critic": Optimizer(learning_rate=-1.0)}})
-    path = write_plan(tmp_path, executable(made, colocated(dp=2)))
-    code, text = run_cli(capsys, path)
+def test_a_model_for_which_there_is_no_memory(tmp_path: Path) -> None:
+    """The prediction, which preflight goes by, is of a smaller one."""
+    made = executable(problem(), colocated(dp=2))
+    huge = replace(made.problem.models["critic"], ffn=2**31 - 16)
+    models = made.problem.models | {"critic": huge}
+    path = write_plan(tmp_path, replace(made, problem=replace(made.problem, models=models)))
+    space = 64 * 1024**3
+    done = subprocess.run(
+        [sys.executable, "-m", "rpeg_rt", path],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (space, space)),
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    code, text = done.returncode, done.stderr
     assert code == 4, text
     assert re.search(
         r"^error: worker [01] \(GPU 0\.0\.[01]\) on .* failed outside of any node: model `critic` of "
-        r"`critic_inf`, `critic_train` could not be made: ValueError: Invalid learning rate: -1.0$",
+        r"`critic_inf`, `critic_train` could not be made: RuntimeError: .*can't allocate memory",
         text,
         re.MULTILINE,
     )

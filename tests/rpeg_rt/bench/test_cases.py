@@ -37,6 +37,11 @@ def test_the_default_grids_are_large_enough_and_have_no_model_in_common() -> Non
         assert len(examined) >= 60
         assert {c.role for c in examined} == {c.role for c in calibration}
         assert {c.placement.layout.gpus for c in examined} == {1, 2, 4}
+        for cases in (calibration, examined):
+            layouts = {c.placement.layout for c in cases}
+            assert {x.data_parallel > 1 for x in layouts} == {True, False}
+            assert {x.pipeline_parallel > 1 for x in layouts} == {True, False}
+            assert {x.tensor_parallel > 1 for x in layouts} == {True, False}
         assert not {repr(c.model) for c in examined} & {repr(c.model) for c in calibration}
         assert calibration[0].role == "inference"
         for grids in (calibrating(gpu, True), examining(gpu, True)):

@@ -64,8 +64,6 @@ LARGE = [
     layout(1, 2, 1, 4),
     layout(1, 1, 2, 4),
     layout(2, 1, 1, 4),
-    layout(4, 1, 1, 2),
-    layout(4, 2, 1, 1),
     layout(2, 2, 2, 1),
     layout(1, 4, 2, 1),
 ]
@@ -174,7 +172,7 @@ def everything(name: str):
     return outcomes(name, 4, layouts(name))
 
 
-def outcomes(name: str, world: int, shapes, seconds: float = 90.0):
+def outcomes(name: str, world: int, shapes, seconds: float = 300.0):
     results = harness.launch(world, lambda _: [run(MODELS[name], shape) for shape in shapes], seconds)
     return [[r[i] for r in results if r[i] is not None] for i in range(len(shapes))]
 
@@ -284,10 +282,10 @@ def test_scores_and_training_are_equal_under_every_layout(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_everything_is_equal_under_layouts_of_eight_ranks(name):
-    (reference,) = everything(name)[0]
+    ((reference,),) = outcomes(name, 1, LAYOUTS[:1])
     shapes = layouts(name, LARGE)
     assert any(s.gpus == 8 and s.context_parallel > 1 for s in shapes)
-    for shape, ranks in zip(shapes, outcomes(name, 8, shapes, seconds=600.0), strict=True):
+    for shape, ranks in zip(shapes, outcomes(name, 8, shapes, seconds=1800.0), strict=True):
         assert len(ranks) == shape.gpus
         if MODELS[name].has_lm_head:
             generation_is_equal(shape, ranks, merged(reference["generated"]))

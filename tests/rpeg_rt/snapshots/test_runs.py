@@ -38,10 +38,13 @@ MADE = problem(
     workload={"epochs": 2, "minibatches": 2},
     run={"steps": STEPS, "optimizer": Optimizer(learning_rate=1e-3, warmup_steps=20)},
     device_space=(1, 1, 2),
+    cost_model="megatron",
 )
-PLAN = colocated(dp=2, actor_train=place("0-1", pp=2, mb=2), critic_train=place("1"), ref_inf=place("0"))
+PLAN = colocated(
+    dp=2, actor_train=place("0-1", pp=2, mb=2), critic_train=place("0-1", cp=2), ref_inf=place("0")
+)
 OTHER = colocated(
-    tp=2, actor_train=place("0-1", dp=2), critic_inf=place("1"), critic_train=place("0-1", pp=2)
+    tp=2, actor_train=place("0-1", cp=2), critic_inf=place("1"), critic_train=place("0-1", pp=2)
 )
 
 
