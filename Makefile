@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 
 STUDIES := weak_scaling strong_scaling case_study ablations convergence stability
 
-.PHONY: run test test-all study learning lint fmt clean
+.PHONY: run test test-all study hardware learning lint fmt clean
 
 run: $(STAMP)
 	@mkdir -p $(BUILD)
@@ -30,6 +30,18 @@ test-all: $(STAMP)
 study: $(STAMP)
 	set -e; for name in $(STUDIES); do $(BIN)/python -m benchmarks.$$name; done
 	$(BIN)/python -m benchmarks.summary
+
+# The shipped hardware files, from the published tables of calib/data; and how far predictions are off the others.
+SWEEPS := calib/data/gemm_bf16.csv calib/data/nccl_intranode.csv
+hardware: $(STAMP)
+	$(BIN)/rpeg-calib fit $(SWEEPS) calib/data/vtrain_train_single_a100.csv --where system=a100_sxm \
+	  --where layers=12,24 --onto a100-80 -o calib/hardware/a100-80.json
+	set -e; for name in h100 h200 b200; do \
+	  $(BIN)/rpeg-calib fit $(SWEEPS) --where system=$${name}_sxm --onto $$name -o calib/hardware/$$name.json; done
+	$(BIN)/rpeg-calib fit calib/data/gemm_bf16.csv calib/data/nccl_gh200_slingshot_2node.csv \
+	  calib/data/p2p_gh200_mpich.csv --where system=h100_sxm --where "config=tuned aws-ofi-nccl" \
+	  --keep memory_bandwidth --onto gh200 -o calib/hardware/gh200.json
+	$(BIN)/python -m benchmarks.published
 
 # The learning studies behind the curves in the repository (several seeds; takes hours).
 learning: $(STAMP)

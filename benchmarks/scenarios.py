@@ -5,8 +5,9 @@ critic, and responses of which half have ended by L_r/4 and 85 % by L_r/2. A siz
 critic and reward in billions of parameters; the reference is of the actor's.
 
 What the paper does not print is assumed, here alone: the constants of the hardware
-(`calib/hardware/gh200.json`, nominal), the topologies of the scaling studies (`TOPOLOGY`), a prompt length of
-128 in weak scaling, the size of the reference, and CodeLlama 34B as the 34B of the LLaMA-2 family.
+(`benchmarks/hardware/gh200.json`, which stays as it is so that studies can be repeated), the topologies of
+the scaling studies (`TOPOLOGY`), a prompt length of 128 in weak scaling, the size of the reference, and
+CodeLlama 34B as the 34B of the LLaMA-2 family.
 """
 
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from ir_schema.base import Objective
 from ir_schema.problem import Problem, SearchSpace
 from rpegc.frontend import load
 
+HERE = Path(__file__).parent
 Sizes = tuple[int, int, int]
 Topology = tuple[int, int, int]
 
@@ -98,7 +100,7 @@ def ppo(
     text = f"""rpeg 1
 graph "{name}" {{
   options {{ cost_model = "paper", steps = 8 }}
-  cluster {{ hardware = "gh200", racks = {racks}, nodes = {nodes}, gpus = {gpus} }}
+  cluster {{ hardware = "hardware/gh200.json", racks = {racks}, nodes = {nodes}, gpus = {gpus} }}
   workload {{
     prompts = {prompts}, rollouts = 1, prompt_length = {prompt}, response_length = {response}
     length_quantiles = [[0.50, {response // 4}], [0.85, {response // 2}], [1.0, {response}]]
@@ -110,7 +112,7 @@ graph "{name}" {{
   use ppo {{ actor = actor, critic = critic, reference = reference, reward = reward }}
 }}
 """
-    problem = load(text.encode(), f"{name}.rpeg", Path()).problem
+    problem = load(text.encode(), f"{name}.rpeg", HERE).problem
     if memory_bytes is None:
         return problem
     hardware = msgspec.structs.replace(problem.hardware, memory_bytes=memory_bytes)

@@ -16,8 +16,20 @@ from ir_schema.base import TIERS
 from ir_schema.diagnostics import DiagnosticError, error
 from ir_schema.hardware import Hardware, Tiers
 
+TRANSFERS = ("collective", "point_to_point", "all_gather", "reduce_scatter")
+"""Fields that hold a latency and an inverse bandwidth by tier."""
+
 _POSITIVE = ("peak_flops", "memory_bandwidth", "memory_bytes")
-_NOT_NEGATIVE = ("gamma_M", "gamma_K", "nongemm_seconds", "kernel_seconds")
+_NOT_NEGATIVE = (
+    "gamma_M",
+    "gamma_K",
+    "nongemm_seconds",
+    "kernel_seconds",
+    "product_flops",
+    "startup_seconds",
+    "launch_seconds",
+    "score_bytes",
+)
 
 
 def hardware_names() -> list[str]:
@@ -79,6 +91,11 @@ def decode_hardware(data: bytes, name: str) -> Hardware:
     return hardware
 
 
+def encode_hardware(hardware: Hardware) -> bytes:
+    """The file of `hardware`, JSON."""
+    return msgspec.json.format(msgspec.json.encode(hardware)) + b"\n"
+
+
 def impossible_values(hardware: Hardware) -> list[tuple[str, str]]:
     """(path inside the hardware, what is wrong) for every value that no machine can have."""
     found: list[tuple[str, str]] = []
@@ -95,7 +112,7 @@ def impossible_values(hardware: Hardware) -> list[tuple[str, str]]:
     check("nongemm_reference.tokens", hardware.nongemm_reference.tokens, zero=False)
     if not 0 <= hardware.runtime_reserve < 1:
         found.append(("runtime_reserve", f"runtime_reserve = {hardware.runtime_reserve!r} must be in [0, 1)"))
-    for field in ("collective", "point_to_point", "all_gather", "reduce_scatter"):
+    for field in TRANSFERS:
         tiers: Tiers | None = getattr(hardware, field)
         if tiers is None:
             continue

@@ -32,11 +32,18 @@ class NonGemmReference(Record, frozen=True, kw_only=True):
 
 
 class Provenance(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """Where the numbers come from. `nominal` stays true until somebody calibrates the machine."""
+    """Where the numbers come from. `nominal` stays true until somebody calibrates the machine.
+
+    `sources` and `residuals` go by parameter (`peak_flops`, `collective.intra`): what a figure was taken
+    from, and the mean relative error of the fit that it comes from. `limits` are the data sheet's: FLOP/s of
+    `peak_flops`, bytes/s of `memory_bandwidth` and of tiers (`point_to_point.intra`).
+    """
 
     name: str
     nominal: bool = True
     sources: dict[str, str] = {}
+    residuals: dict[str, float] = {}
+    limits: dict[str, float] = {}
     notes: str = ""
 
 
@@ -44,8 +51,14 @@ class Hardware(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Parameters of one accelerator and its networks (`spec` names: F_peak, BW_mem, M_GPU, eps_rt, gamma_M,
     gamma_K, c_ng with its reference shape, alpha-beta pairs).
 
-    `kernel_seconds` is the shortest time one matrix product takes with the small kernels and the launches
-    around it (cost model `megatron`; 0 ignores it). Inter-node figures of collectives are those of whole
+    Read by cost model `megatron` alone (`docs/cost-megatron.md`): `product_flops`, the rate that matrix
+    products approach by themselves, where `peak_flops` is that of whole transformer layers; 0: what lies
+    between products is part of `peak_flops`. `startup_seconds` is what a kernel takes beside its arithmetic
+    and traffic, `kernel_seconds` the shortest time of a product with the small kernels and the launches
+    around it, `launch_seconds` the same outside of generation, whose steps an engine captures and replays.
+    `score_bytes` is what training and inference move per query-key pair and head; 0: scores stay on chip.
+
+    Inter-node figures of collectives are those of whole
     nodes, all network cards together; those of point-to-point transfers are one GPU's.
     `all_gather` and `reduce_scatter` default to the all-reduce parameters.
     """
@@ -63,4 +76,8 @@ class Hardware(Record, frozen=True, kw_only=True, omit_defaults=True):
     all_gather: Tiers | None = None
     reduce_scatter: Tiers | None = None
     kernel_seconds: float = 0.0
+    product_flops: float = 0.0
+    startup_seconds: float = 0.0
+    launch_seconds: float = 0.0
+    score_bytes: float = 0.0
     provenance: Provenance | None = None

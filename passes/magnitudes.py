@@ -42,6 +42,10 @@ HARDWARE = {
     "gamma_K": (0.0, 1e9),
     "nongemm_seconds": (0.0, MOST_SECONDS),
     "kernel_seconds": (0.0, MOST_SECONDS),
+    "product_flops": (1e6, 1e24),
+    "startup_seconds": (0.0, MOST_SECONDS),
+    "launch_seconds": (0.0, MOST_SECONDS),
+    "score_bytes": (0.0, 1e6),
 }
 
 
@@ -80,7 +84,8 @@ def _at_most(value: float, most: float, path: str, what: str = "") -> Iterator[D
 def _hardware(hardware: Hardware) -> Iterator[Diagnostic]:
     for field, (least, most) in HARDWARE.items():
         value, path = getattr(hardware, field), f"hardware.{field}"
-        if not least <= value <= most:
+        absent = field == "product_flops" and value == 0
+        if not (least <= value <= most or absent):
             bounds = f"it lies between {least:g} and {most:g}, in SI units and bytes"
             yield error("E305", f"`{path}` is {value:g}", path, help=bounds)
     for primitive in ("collective", "point_to_point", "all_gather", "reduce_scatter"):

@@ -133,7 +133,10 @@ OPTIONAL_MODEL = (
 )  # fmt: skip
 POSITIVE_EXPERTS = ("routed", "top_k", "ffn", "every", "skew")
 NOT_NEGATIVE_EXPERTS = ("shared_ffn", "dense_layers")
-NOT_NEGATIVE_HARDWARE = ("gamma_M", "gamma_K", "nongemm_seconds", "kernel_seconds")
+NOT_NEGATIVE_HARDWARE = (
+    "gamma_M", "gamma_K", "nongemm_seconds", "kernel_seconds", "product_flops", "startup_seconds",
+    "launch_seconds", "score_bytes",
+)  # fmt: skip
 PRIMITIVES = ("collective", "point_to_point", "all_gather", "reduce_scatter")
 
 

@@ -2,7 +2,8 @@
 
 The skeleton is the paper's: T_op = gemm + bubble + tp + pp + dp + nongemm + opt, with cp and ep where a
 layout has them. gemm is the time of the busiest pipeline stage over all microbatches, kernel by kernel;
-everything a term is made of stands in `megatron_compute`, `megatron_network` and `megatron_memory`.
+what every microbatch communicates inside a stage is counted while the pipeline fills as well. Everything a
+term is made of stands in `megatron_compute`, `megatron_pointwise`, `megatron_network` and `megatron_memory`.
 """
 
 import math
@@ -22,7 +23,7 @@ from passes.cost import parameters
 from passes.cost.base import ClosedForm, CostModel, FusedCost, Parts, ShapeBytes
 from passes.cost.lengths import DecodePhase, decode_phases, microbatch_lengths
 from passes.cost.megatron_compute import Compute, Real, Work, expert_copies, sequence_parallel, stage_kinds
-from passes.cost.megatron_memory import added, optimizer_share, state_width, weight_bytes
+from passes.cost.megatron_memory import added, optimizer_share, weight_bytes
 from passes.cost.megatron_network import Network
 from passes.cost.megatron_residency import Residency
 
@@ -101,18 +102,19 @@ class MegatronCost(CostModel):
         nongemm = (
             passes[0]
             * (m.layers / p.pipeline_parallel)
-            * self.hardware.nongemm_seconds
+            * (0.0 if self.compute.apart else self.hardware.nongemm_seconds)
             * (1 - 1 / p.tensor_parallel)
             * (mb * tokens / p.context_parallel)
             / (reference.sequences * reference.tokens)
         )
         parts = {"gemm": gemm, "bubble": gemm * (p.pipeline_parallel - 1) / mb}
-        parts["tp"] = mb * self._tensor_parallel(m, layout, tokens, heads, training=training)
+        steps = mb + p.pipeline_parallel - 1
+        parts["tp"] = steps * self._tensor_parallel(m, layout, tokens, heads, training=training)
         if p.context_parallel > 1:
-            parts["cp"] = mb * passes[0] * self._context_parallel(m, layout, work)
+            parts["cp"] = steps * passes[0] * self._context_parallel(m, layout, work)
         if p.expert_parallel > 1:
             exchanges = 6 if training else 2
-            parts["ep"] = mb * exchanges * self._expert_parallel(m, layout, tokens, decoding=False)
+            parts["ep"] = steps * exchanges * self._expert_parallel(m, layout, tokens, decoding=False)
         parts["pp"] = self._pipeline(m, layout, hops, tokens, decoding=False)
         parts["dp"] = self._data_parallel(m, layout) if training else 0.0
         parts["nongemm"] = nongemm
@@ -140,9 +142,10 @@ class MegatronCost(CostModel):
         tokens = work.sequences * float(work.tokens)
         gemm = mb * float(self.compute.busiest_stage(m, layout, work, _FORWARD, decoding=True))
         parts = {"gemm": gemm, "bubble": gemm * (stages - 1) / mb}
-        parts["tp"] = mb * self._tensor_parallel(m, layout, tokens, work.sequences, sampling=True)
+        steps = mb + stages - 1
+        parts["tp"] = steps * self._tensor_parallel(m, layout, tokens, work.sequences, sampling=True)
         if p.expert_parallel > 1:
-            parts["ep"] = mb * 2 * self._expert_parallel(m, layout, tokens, decoding=True)
+            parts["ep"] = steps * 2 * self._expert_parallel(m, layout, tokens, decoding=True)
         parts["pp"] = self._pipeline(m, layout, mb + stages - 2, tokens, decoding=True)
         parts |= {"dp": 0.0, "nongemm": 0.0, "opt": 0.0}
         return {name: p.waves * seconds for name, seconds in parts.items()}
@@ -162,10 +165,10 @@ class MegatronCost(CostModel):
         first, last = one, 0.0
         if m.has_lm_head and sampling:
             rows = padded_vocabulary(m.vocabulary, layout.tensor_parallel)
-            last = self.network.tensor_all_gather(layout, heads * rows * state_width(m))
+            last = self.network.tensor_all_gather(layout, heads * rows * parameters.state_width(m))
         elif m.has_lm_head:
             # Maximum, sum of exponentials and the target's logit; the backward pass reduces hidden states.
-            scalars = heads / layout.context_parallel * state_width(m)
+            scalars = heads / layout.context_parallel * parameters.state_width(m)
             last = 3 * self.network.tensor_all_reduce(layout, scalars)
             last += self.network.tensor_all_reduce(layout, heads * width) if training else 0.0
         ends = first + last if layout.pipeline_parallel == 1 else max(first, last)
@@ -188,7 +191,8 @@ class MegatronCost(CostModel):
             block = 2 * shape.kv_heads * shape.width
             if m.latent_attention is not None:
                 block = m.latent_attention.kv_rank + m.latent_attention.rope_head
-            scores = self.compute.attention(m, kind, layout, work) / layout.context_parallel
+            scores = self.compute.attention(m, kind, layout, work, stored=self.compute.stored)
+            scores = scores / layout.context_parallel
             link = self.network.ring(layout)
             exposed = link.alpha + rows * block * m.bytes_per_parameter * link.beta - scores
             total += count * steps * _mean(np.maximum(exposed, 0.0))
@@ -205,7 +209,7 @@ class MegatronCost(CostModel):
 
     def _data_parallel(self, m: ModelSpec, layout: Layout) -> float:
         """Gradients reduced and scattered, weights gathered, by shard; a tied embedding's gradient summed."""
-        shard, width = parameters.largest_shard(m, layout), state_width(m)
+        shard, width = parameters.largest_shard(m, layout), parameters.state_width(m)
         replicas = layout.data_parallel * layout.context_parallel
         time = self.network.gradient_exchange(
             layout, width * shard.dense, m.bytes_per_parameter * shard.dense, replicas
@@ -227,7 +231,7 @@ class MegatronCost(CostModel):
     def _optimizer(self, m: ModelSpec, layout: Layout) -> float:
         """Memory traffic of AdamW on this GPU's share: gradients zeroed, then read for norm and update;
         master weights and moments read and written; narrower weights written."""
-        width = state_width(m)
+        width = parameters.state_width(m)
         narrow = m.bytes_per_parameter if m.bytes_per_parameter < width else 0
         traffic = optimizer_share(m, layout) * (8 * width + narrow)
         traffic += parameters.largest_shard(m, layout).total * width

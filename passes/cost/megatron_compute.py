@@ -1,7 +1,9 @@
 """Time of the matrix products and of attention on one GPU, kernel by kernel (`docs/cost-megatron.md`).
 
-A kernel takes the longest of its arithmetic, its memory traffic and the shortest time a kernel takes; the
-arithmetic runs at F_peak * rows/(rows + gamma_M) * w/(w + gamma_K), w the narrower side of the weight. All
+A kernel takes its start-up and the longer of its arithmetic and its memory traffic; the arithmetic of a
+product runs at F * rows/(rows + gamma_M) * w/(w + gamma_K), w the narrower side of the weight. Where the
+hardware file has a rate F of products alone, what lies between them is counted by its traffic; elsewhere F is
+the rate of whole layers. Kernels that are launched one by one take at least what launching them takes. All
 functions take arrays, one entry per microbatch, or plain numbers where microbatches are alike.
 """
 
@@ -16,7 +18,8 @@ from numpy.typing import NDArray
 from ir_schema.hardware import Hardware
 from ir_schema.model import ModelSpec, padded_vocabulary
 from ir_schema.problem import Layout
-from passes.cost.parameters import attention_shape, stage_layers
+from passes.cost import megatron_pointwise as pointwise
+from passes.cost.parameters import attention_shape, layer_shard, stage_layers
 
 Array = NDArray[np.float64]
 Real = float | Array
@@ -107,29 +110,42 @@ class Compute:
 
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
+        self.rate = hardware.product_flops or hardware.peak_flops
+        self.apart = hardware.product_flops > 0
+        """Whether what lies between the products is counted by itself."""
+        self.stored = hardware.score_bytes > 0
+        """Whether training and inference keep scores in memory."""
+
+    def _kernel(self, seconds: Real) -> Real:
+        """A kernel whose arithmetic and traffic take `seconds`."""
+        return _larger(self.hardware.startup_seconds + seconds, self.hardware.kernel_seconds)
 
     def product(self, rows: Real, columns: int, inner: int, width: int) -> Real:
         """[rows, inner] times [inner, columns], `width` bytes per element."""
-        return _larger(self._product(rows, columns, inner, width), self.hardware.kernel_seconds)
+        return self._kernel(self._product(rows, columns, inner, width))
 
     def _product(self, rows: Real, columns: int, inner: int, width: int) -> Real:
         """A product as a part of a larger kernel."""
         h = self.hardware
         narrow = min(columns, inner)
-        rate = h.peak_flops * rows / (rows + h.gamma_M) * narrow / (narrow + h.gamma_K)
+        rate = self.rate * rows / (rows + h.gamma_M) * narrow / (narrow + h.gamma_K)
         arithmetic = 2.0 * rows * columns * inner / rate
         traffic = width * (rows * inner + float(columns) * inner + rows * columns) / h.memory_bandwidth
         return _larger(arithmetic, traffic)
 
-    def attention(self, spec: ModelSpec, kind: Kind, layout: Layout, work: Work) -> Real:
-        """Scores and values of one layer; a causal pass counts half of the square."""
+    def attention(
+        self, spec: ModelSpec, kind: Kind, layout: Layout, work: Work, *, stored: bool = False
+    ) -> Real:
+        """Scores and values of one layer; a causal pass counts half of the square, or with `stored` scores
+        all of it and what they move."""
         h, s, decoding = self.hardware, spec.bytes_per_parameter, work.context is not None
         window = None if kind[0] else spec.sliding_window
         if work.context is not None:
             reach = work.context if window is None else _smaller(work.context, float(window))
             pairs = work.sequences * reach
         else:
-            pairs = work.sequences * causal_pairs(work.tokens, window) / layout.context_parallel
+            each = work.tokens * work.tokens if stored else causal_pairs(work.tokens, window)
+            pairs = work.sequences * each / layout.context_parallel
         rows = work.sequences * work.tokens / layout.context_parallel
         if spec.latent_attention is not None:
             mla, heads = spec.latent_attention, -(-spec.attention_heads // layout.tensor_parallel)
@@ -140,11 +156,14 @@ class Compute:
             elements = pairs * (mla.kv_rank + mla.rope_head) if decoding else 2 * rows * heads * (key + value)
         else:
             shape = attention_shape(spec, kind[0], layout.tensor_parallel)
-            flops = 4.0 * pairs * shape.heads * shape.width
-            stored = pairs if decoding else rows
-            elements = 2 * (stored * shape.kv_heads + rows * shape.heads) * shape.width
-        arithmetic, traffic = flops / h.peak_flops, elements * s / h.memory_bandwidth
-        return _larger(_larger(arithmetic, traffic), h.kernel_seconds)
+            heads = shape.heads
+            flops = 4.0 * pairs * heads * shape.width
+            cached = pairs if decoding else rows
+            elements = 2 * (cached * shape.kv_heads + rows * heads) * shape.width
+        seconds = _larger(flops / self.rate, elements * s / h.memory_bandwidth)
+        if stored:
+            seconds = seconds + h.score_bytes * pairs * heads / h.memory_bandwidth
+        return self._kernel(seconds)
 
     def experts(self, spec: ModelSpec, layout: Layout, rows: Real) -> Real:
         """The routed experts of one layer under balanced routing, `rows` tokens entering on this GPU: two
@@ -157,24 +176,49 @@ class Compute:
         each = copies / touched
         total: Real = 0.0
         for columns, inner in _feed_forward(spec, e.ffn, 1):
-            grouped = touched * self._product(each, columns, inner, spec.bytes_per_parameter)
-            total = total + _larger(grouped, self.hardware.kernel_seconds)
+            total = total + self._kernel(
+                touched * self._product(each, columns, inner, spec.bytes_per_parameter)
+            )
         return total
 
     def layer(self, spec: ModelSpec, kind: Kind, layout: Layout, work: Work, *, decoding: bool) -> Real:
-        """One layer's forward pass."""
+        """One layer's forward pass; generation (`decoding`) is an engine's, captured and fused."""
         rows = work.sequences * work.tokens / layout.context_parallel
-        total = self.attention(spec, kind, layout, work)
+        total = self.attention(spec, kind, layout, work, stored=self.stored and not decoding)
         weights = (
             *attention_weights(spec, kind[0], layout.tensor_parallel),
             *feed_forward_weights(spec, kind[1], layout.tensor_parallel),
         )
         for columns, inner in weights:
             total = total + self.product(rows, columns, inner, spec.bytes_per_parameter)
+        spread = layout.tensor_parallel if sequence_parallel(spec, layout, decoding=decoding) else 1
         if kind[1]:
-            spread = layout.tensor_parallel if sequence_parallel(spec, layout, decoding=decoding) else 1
             total = total + self.experts(spec, layout, rows / spread)
-        return total
+        if self.apart:
+            moved = pointwise.layer_bytes_per_token(spec, layout, experts=kind[1], spread=spread)
+            total = total + pointwise.KERNELS * self.hardware.startup_seconds
+            total = total + rows * moved / self.hardware.memory_bandwidth
+        if decoding:
+            return total
+        # Kernels wait for their launches, unless those run ahead.
+        return _larger(total, (len(weights) + 1 + (2 if kind[1] else 0)) * self.hardware.launch_seconds)
+
+    def accumulation(self, spec: ModelSpec, kind: Kind, layout: Layout) -> float:
+        """Adding one layer's gradients of a microbatch to those before."""
+        if not self.apart:
+            return 0.0
+        layer = _layer_of(spec, kind)
+        count = layer_shard(spec, layer, layout.tensor_parallel, layout.expert_parallel).total
+        moved = count * pointwise.accumulation_bytes_per_parameter(spec)
+        return moved / self.hardware.memory_bandwidth
+
+    def loss(self, spec: ModelSpec, layout: Layout, work: Work, *, training: bool) -> Real:
+        """From logits to a loss or log-probabilities, and back in training."""
+        if not self.apart:
+            return 0.0
+        rows = work.sequences * work.heads / layout.context_parallel
+        moved = pointwise.loss_bytes_per_token(spec, layout, training=training)
+        return rows * moved / self.hardware.memory_bandwidth
 
     def head(self, spec: ModelSpec, layout: Layout, work: Work) -> Real:
         """The heads' forward pass on the last stage."""
@@ -185,7 +229,7 @@ class Compute:
             total = total + self.product(rows, columns, spec.hidden, spec.bytes_per_parameter)
         if spec.has_scalar_head:
             traffic = rows * spec.hidden * spec.bytes_per_parameter / self.hardware.memory_bandwidth
-            total = total + _larger(traffic, self.hardware.kernel_seconds)
+            total = total + self._kernel(traffic)
         return total
 
     def busiest_stage(
@@ -194,16 +238,24 @@ class Compute:
         """Time per microbatch of the stage that takes longest; `passes` counts forward equivalents of the
         layers and of the head."""
         stages = stage_kinds(spec, layout.pipeline_parallel)
+        training = passes[0] > 1
         layers = {
             kind: passes[0] * self.layer(spec, kind, layout, work, decoding=decoding)
+            + (self.accumulation(spec, kind, layout) if training else 0.0)
             for kind in {kind for stage in stages for kind, _ in stage}
         }
-        head = passes[1] * self.head(spec, layout, work)
+        head = passes[1] * self.head(spec, layout, work) + self.loss(spec, layout, work, training=training)
         times = [_weighted(stage, layers) for stage in dict.fromkeys(stages[:-1])]
         worst = _weighted(stages[-1], layers) + head
         for time in times:
             worst = _larger(worst, time)
         return worst
+
+
+@lru_cache(maxsize=4096)
+def _layer_of(spec: ModelSpec, kind: Kind) -> int:
+    """The first layer of `kind`."""
+    return next(i for i in range(spec.layers) if (spec.is_full_attention(i), spec.has_experts(i)) == kind)
 
 
 def _weighted(stage: Sequence[tuple[Kind, int]], layers: dict[Kind, Real]) -> Real:

@@ -19,14 +19,9 @@ from passes.cost.megatron_compute import (
     sequence_parallel,
     stage_kinds,
 )
-from passes.cost.parameters import attention_shape, largest_shard
+from passes.cost.parameters import attention_shape, largest_shard, state_width
 
 Bytes = dict[str, float]
-
-
-def state_width(spec: ModelSpec) -> int:
-    """Bytes of a gradient, a master weight or a moment."""
-    return max(4, spec.bytes_per_parameter)
 
 
 def weight_bytes(spec: ModelSpec, layout: Layout) -> float:

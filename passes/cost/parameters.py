@@ -43,6 +43,11 @@ class AttentionShape:
     shared_projection: bool = False
 
 
+def state_width(spec: ModelSpec) -> int:
+    """Bytes of a gradient, a master weight or a moment."""
+    return max(4, spec.bytes_per_parameter)
+
+
 def attention_shape(spec: ModelSpec, full: bool, tensor_parallel: int = 1) -> AttentionShape:
     """Shape of a full-attention or sliding layer per tensor rank: max(1, n_kv/P_t) key/value heads."""
     other = spec.full_attention if full else None

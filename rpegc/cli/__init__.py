@@ -40,6 +40,22 @@ def open_streams() -> None:
 
 def main() -> None:
     """Entry point of the `rpegc` script: run the command and exit with its code."""
+    prepare()
+    from rpegc.cli.group import run
+
+    sys.exit(run(sys.argv[1:]))
+
+
+def calib_main() -> None:
+    """Entry point of the `rpeg-calib` script."""
+    prepare()
+    from rpegc.calibration.cli import run
+
+    sys.exit(run(sys.argv[1:]))
+
+
+def prepare() -> None:
+    """Make sure that there are streams and that our packages are ours; exit with code 2 otherwise."""
     open_streams()
     foreign = foreign_packages()
     if foreign:
@@ -51,6 +67,3 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-    from rpegc.cli.group import run
-
-    sys.exit(run(sys.argv[1:]))

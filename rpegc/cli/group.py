@@ -107,17 +107,22 @@ def message_format(args: Sequence[str]) -> str:
 
 
 def run(args: Sequence[str]) -> int:
-    """Run one command line and return its exit code."""
+    """Run one command line of `rpegc` and return its exit code."""
+    return run_group(cli, "rpegc", args)
+
+
+def run_group(group: click.Group, name: str, args: Sequence[str]) -> int:
+    """Run one command line of program `name` and return its exit code."""
     console = Console(message_format=message_format(args))
     try:
-        result = cli.main(args=list(args) or ["--help"], prog_name="rpegc", standalone_mode=False)
+        result = group.main(args=list(args) or ["--help"], prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.Exit as exc:
         return exc.exit_code
     except click.Abort:
         return EXIT_INTERRUPTED
     except click.ClickException as exc:
-        where = exc.ctx.command_path if isinstance(exc, click.UsageError) and exc.ctx else "rpegc"
+        where = exc.ctx.command_path if isinstance(exc, click.UsageError) and exc.ctx else name
         message = exc.format_message().rstrip(".")
         failure = usage_error("E932", message, help=f"`{where} --help` shows what it takes")
         return console.failed(failure)[0]

@@ -4,8 +4,10 @@ from importlib import resources
 
 import pytest
 
-from calib.hardware import decode_hardware, hardware_names, load_hardware
+from calib.hardware import TRANSFERS, decode_hardware, encode_hardware, hardware_names, load_hardware
+from ir_schema.base import TIERS
 from ir_schema.diagnostics import DiagnosticError
+from ir_schema.hardware import Hardware
 
 
 def raw(name="h100"):
@@ -18,9 +20,11 @@ def test_shipped_files_are_nominal_and_say_where_every_figure_comes_from(name):
     assert hardware.provenance is not None
     assert hardware.provenance.nominal
     assert hardware.provenance.name == name
-    sourced = {key.strip() for keys in hardware.provenance.sources for key in keys.split(",")}
     written = set(raw(name)) - {"provenance", "nongemm_reference"}
-    assert written == sourced
+    by_tier = {f"{field}.{tier}" for field in written & set(TRANSFERS) for tier in TIERS}
+    assert set(hardware.provenance.sources) - written - by_tier <= set(Hardware.__struct_fields__)
+    assert (written - set(TRANSFERS)) | by_tier <= set(hardware.provenance.sources)
+    assert set(hardware.provenance.residuals) <= set(hardware.provenance.sources)
 
 
 def test_the_common_machines_are_there():
@@ -94,3 +98,16 @@ def test_figures_are_finite():
     for name in hardware_names():
         h = load_hardware(name)
         assert all(math.isfinite(x) for x in (h.peak_flops, h.memory_bandwidth, h.memory_bytes))
+
+
+@pytest.mark.parametrize("name", hardware_names())
+def test_a_file_is_what_it_was_read_as(name):
+    hardware = load_hardware(name)
+    assert decode_hardware(encode_hardware(hardware), name) == hardware
+
+
+@pytest.mark.parametrize("field", ["product_flops", "startup_seconds", "launch_seconds", "score_bytes"])
+def test_what_a_file_need_not_give_is_not_negative(field):
+    with pytest.raises(DiagnosticError) as caught:
+        decode_hardware(json.dumps(raw() | {field: -1.0}).encode(), "mine")
+    assert caught.value.diagnostics[0].labels[0].path == f"hardware.{field}"

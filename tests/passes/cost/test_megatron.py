@@ -24,7 +24,8 @@ FREE = Tiers(**{t: AlphaBeta(alpha=0.0, beta=0.0) for t in ("intra", "inter", "r
 # Nothing but arithmetic at full speed.
 IDEAL = replace(
     H100, peak_flops=1e15, memory_bandwidth=1e30, gamma_M=0.0, gamma_K=0.0, kernel_seconds=0.0,
-    nongemm_seconds=0.0, collective=FREE, point_to_point=FREE, all_gather=FREE, reduce_scatter=FREE,
+    nongemm_seconds=0.0, product_flops=0.0, startup_seconds=0.0, launch_seconds=0.0, score_bytes=0.0,
+    collective=FREE, point_to_point=FREE, all_gather=FREE, reduce_scatter=FREE,
 )  # fmt: skip
 VERTICES = ("actor_gen", "ref_inf", "critic_inf", "actor_train", "critic_train")
 shapes = st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4, 8]))
@@ -101,6 +102,7 @@ def test_sliding_windows_save_scores():
     assert times[1] == pytest.approx((times[0] + times[2]) / 2)
 
 
+@settings(deadline=None)
 @given(shapes, st.sampled_from([1, 2, 4, 8]))
 def test_an_unsplit_generation_is_the_sum_of_its_phases(shape, mb):
     dp, pp, tp = shape
@@ -185,7 +187,8 @@ def test_epochs_and_minibatches():
     assert epochs == pytest.approx({k: 3 * x for k, x in one.items()})
     # Two minibatches of two microbatches compute what one of four does, but update twice and fill twice.
     assert parts["gemm"] == pytest.approx(one["gemm"])
-    assert parts["tp"] == pytest.approx(one["tp"])
+    # Tensor-parallel communication fills the pipeline too: twice with 2 + 1 microbatches, once with 4 + 1.
+    assert parts["tp"] == pytest.approx(one["tp"] * 6 / 5)
     assert (parts["dp"], parts["opt"]) == pytest.approx((2 * one["dp"], 2 * one["opt"]))
     assert parts["bubble"] == pytest.approx(2 * one["bubble"])
     assert cost(epochs=3).operator(vertex(cost(), "ref_inf"), p) == cost().operator(

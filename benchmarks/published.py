@@ -1,0 +1,210 @@
+"""Published measurements beside predictions: how far is cost model `megatron` off?
+
+`python -m benchmarks.published` predicts every row of `calib/data` that an operator of a plan expresses, with
+the shipped hardware files, and writes `results/published`: every prediction, the errors by set beside those
+of one fitted efficiency, what was left out and why, and a plot. It takes seconds.
+"""
+
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.published_rows import Case, cases
+from benchmarks.study import HERE, provenance
+from calib.statistics import Agreement, agreement, best_scale
+from ir_schema.envelope import pretty
+from passes.cost import parameters
+from passes.cost.megatron_memory import training_state
+from rpegc.calibration.operators import alone, nodes_for
+from rpegc.plots import check_plot, write_plot
+from rpegc.stagefiles import make_directory, write_bytes
+from rpegc.table import csv_bytes, table
+
+OUT = HERE / "results" / "published"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A case with its prediction, and what one efficiency is fitted to: operations per GPU, or bytes."""
+
+    case: Case
+    predicted: float
+    base: float
+
+
+def predict(case: Case) -> float:
+    """What the compiler says of the measured quantity. Of operators that may have been meant, the fastest
+    that fits into memory: who published it had tried them."""
+    found = []
+    for operator in case.operators:
+        space = nodes_for(operator.placement.layout.gpus)
+        model, vertex = alone(operator, case.hardware, space)
+        if case.quantity == "state":
+            return sum(training_state(operator.model, operator.placement.layout).values())
+        if case.quantity == "activations":
+            return model.residency.transient(vertex, operator.placement)["layer_inputs"]
+        available = case.hardware.memory_bytes * (1 - case.hardware.runtime_reserve)
+        if len(case.operators) > 1 and model.operator_bytes(vertex, operator.placement) > available:
+            continue
+        whole = sum(model.operator(vertex, operator.placement).values())
+        if case.quantity == "seconds":
+            found.append(whole)
+            continue
+        # The prefills of all others happen while a request decodes; its own is in the time to first token.
+        workload = operator.workload
+        first = _seconds_of_first_token(case)
+        share = 1 / workload.sequences
+        found.append((whole - share * first) / (workload.response_length - 1))
+    return min(found)
+
+
+def _seconds_of_first_token(case: Case) -> float:
+    """Prefill of the whole batch."""
+    operator = case.operator
+    workload = type(operator.workload)(
+        prompts=operator.workload.prompts, rollouts=1, prompt_length=operator.workload.prompt_length,
+        response_length=1,
+    )  # fmt: skip
+    changed = type(operator)(
+        role=operator.role, model=operator.model, workload=workload, placement=operator.placement
+    )
+    model, vertex = alone(changed, case.hardware, nodes_for(operator.placement.layout.gpus))
+    return sum(model.operator(vertex, operator.placement).values())
+
+
+def base(case: Case) -> float:
+    """What one efficiency is fitted to: operations per GPU (2 N a token forward, 8 N in training), or
+    parameters per GPU where bytes were measured."""
+    operator, workload = case.operator, case.operator.workload
+    gpus = operator.placement.layout.gpus
+    if case.quantity in ("activations", "state"):
+        return parameters.total(operator.model) / gpus
+    tokens = workload.sequences * workload.total_length
+    if case.quantity == "seconds per token":
+        tokens /= workload.response_length
+    return (8 if operator.role == "training" else 2) * parameters.active(operator.model) * tokens / gpus
+
+
+def by_set(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
+    """Outcomes by (set, part), in the order of their first case."""
+    found: dict[tuple[str, str], list[Outcome]] = {}
+    for o in outcomes:
+        found.setdefault((o.case.set, o.case.part), []).append(o)
+    return found
+
+
+def errors(outcomes: Sequence[Outcome]) -> tuple[Agreement, Agreement]:
+    """Agreement of the predictions, and of the best that one efficiency can do."""
+    measured = [o.case.measured for o in outcomes]
+    work = [o.base for o in outcomes]
+    scale = best_scale(measured, work)
+    return agreement(measured, [o.predicted for o in outcomes]), agreement(
+        measured, [scale * w for w in work]
+    )
+
+
+HEADER = (
+    "set",
+    "part",
+    "n",
+    "MAPE",
+    "Spearman",
+    "ordered",
+    "baseline MAPE",
+    "baseline Spearman",
+    "baseline ordered",
+)
+
+
+def summary(outcomes: Sequence[Outcome]) -> list[tuple[object, ...]]:
+    """A row of `HEADER` by set and part."""
+
+    def told(a: Agreement) -> tuple[str, ...]:
+        return f"{100 * a.mape:.1f} %", _share(a.spearman, "{:.3f}"), _share(100 * a.ordered, "{:.1f} %")
+
+    rows: list[tuple[object, ...]] = []
+    for (name, part), members in by_set(outcomes).items():
+        ours, theirs = errors(members)
+        rows.append((name, part, ours.n, *told(ours), *told(theirs)))
+    return rows
+
+
+def _share(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else form.format(value)
+
+
+def draw(outcomes: Sequence[Outcome], figure: Any) -> None:
+    """Predicted over measured, one panel for each quantity."""
+    panels = {"seconds": "operator [s]", "seconds per token": "token [s]", "bytes": "memory [bytes]"}
+    axes = figure.subplots(1, len(panels))
+    for axis, (quantity, label) in zip(axes, panels.items(), strict=True):
+        for (name, part), members in by_set(outcomes).items():
+            mine = [o for o in members if o.case.quantity == quantity
+                    or (quantity == "bytes" and o.case.quantity in ("state", "activations"))]  # fmt: skip
+            if mine:
+                axis.scatter(
+                    [o.case.measured for o in mine], [o.predicted for o in mine], s=6, alpha=0.6,
+                    label=f"{name} ({part[:3]}.)", marker="x" if part == "calibration" else "o",
+                )  # fmt: skip
+        low, high = axis.get_xlim()
+        axis.plot((low, high), (low, high), color="grey", linewidth=0.7)
+        axis.set(xscale="log", yscale="log", xlabel=f"measured: {label}", ylabel="predicted")
+        axis.legend(fontsize=6)
+
+
+def run() -> tuple[list[Outcome], Counter[tuple[str, str]]]:
+    """All predictions, and what was left out."""
+    found, missing = cases()
+    return [Outcome(c, predict(c), base(c)) for c in found], missing
+
+
+PREDICTIONS = ("set", "part", "case", "quantity", "measured", "predicted")
+
+
+def predictions(outcomes: Sequence[Outcome]) -> bytes:
+    """Every prediction, as CSV."""
+    rows = [
+        (
+            o.case.set,
+            o.case.part,
+            o.case.label,
+            o.case.quantity,
+            f"{o.case.measured:.6g}",
+            f"{o.predicted:.6g}",
+        )
+        for o in outcomes
+    ]
+    return csv_bytes(PREDICTIONS, rows)
+
+
+@click.command(help=__doc__)
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=OUT, help="Folder of the results.")
+def main(output: Path) -> None:
+    check_plot("scatter.png")
+    started = time.perf_counter()
+    outcomes, missing = run()
+    rows = summary(outcomes)
+    make_directory(output)
+    write_bytes(str(output / "predictions.csv"), predictions(outcomes))
+    write_bytes(str(output / "sets.csv"), csv_bytes(HEADER, rows))
+    left_out = [(file, reason, n) for (file, reason), n in missing.items()]
+    write_bytes(str(output / "left_out.csv"), csv_bytes(("file", "reason", "rows"), left_out))
+    write_plot(str(output / "scatter.png"), lambda figure: draw(outcomes, figure), inches=(13.0, 4.5))
+    seconds = time.perf_counter() - started
+    told = provenance("python -m benchmarks.published", seconds, 1)
+    write_bytes(str(output / "provenance.json"), pretty(told))
+    print(table(HEADER, rows, right=range(2, len(HEADER))))
+    print("\nleft out:")
+    print(table(("rows", "file", "reason"), [(n, f, r) for f, r, n in left_out], right=(0,)))
+    print(f"{seconds:.0f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

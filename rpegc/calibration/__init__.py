@@ -1,0 +1,1 @@
+"""`rpeg-calib`: hardware files from measurements, and what they say."""

@@ -1,0 +1,116 @@
+"""Operators by themselves: what the cost model says of one, and training iterations of tables as such."""
+
+from functools import cache
+
+import msgspec
+import numpy as np
+
+from calib.fits import Found
+from calib.fitting import Array, fit
+from calib.tables import Row, Table
+from ir_schema.device import DeviceSpace
+from ir_schema.hardware import Hardware
+from ir_schema.model import ModelSpec
+from ir_schema.problem import Graph, Options, Placement, Problem, Vertex, Workload
+from ir_schema.samples import OperatorCase
+from passes.cost.megatron import MegatronCost
+
+NODE = 8
+"""GPUs of a node of the machines that the tables are about."""
+VOCABULARY = 51200
+"""Tokens of a GPT model of which a table says nothing."""
+
+
+def alone(case: OperatorCase, hardware: Hardware, space: DeviceSpace) -> tuple[MegatronCost, Vertex]:
+    """The cost model of a machine that runs nothing but `case`, and the operator's vertex."""
+    vertex = Vertex(name="operator", role=case.role, model="model", reads=(), writes=())
+    problem = Problem(
+        options=Options(), workload=case.workload, models={"model": case.model}, hardware=hardware,
+        device_space=space, graph=Graph(vertices=(vertex,)),
+    )  # fmt: skip
+    return MegatronCost(problem), vertex
+
+
+def operator_seconds(case: OperatorCase, hardware: Hardware, space: DeviceSpace) -> float:
+    """Predicted time of the operator."""
+    model, vertex = alone(case, hardware, space)
+    return sum(model.operator(vertex, case.placement).values())
+
+
+def nodes_for(gpus: int) -> DeviceSpace:
+    """The smallest machine of whole nodes with `gpus` GPUs."""
+    return (1, -(-gpus // NODE), NODE) if gpus > NODE else (1, 1, gpus)
+
+
+@cache
+def gpt(hidden: int, layers: int, heads: int, vocabulary: int, positions: int) -> ModelSpec:
+    """A GPT model as Megatron-LM builds it by default: tied embeddings, biases, layer norms, four times as
+    wide inside, and a learned position for every token."""
+    return ModelSpec(
+        layers=layers, hidden=hidden, ffn=4 * hidden, vocabulary=vocabulary, head="lm",
+        attention_heads=heads, gated_ffn=False, tied_embeddings=True, qkv_bias=True,
+        attention_output_bias=True, mlp_bias=True, norm="layernorm", activation="gelu",
+        learned_positions=positions,
+    )  # fmt: skip
+
+
+def iteration(row: Row) -> OperatorCase:
+    """A training iteration with the layout and microbatch size `mbs` of the row. Raises ValueError for what
+    is no number, KeyError for a missing column."""
+    hidden, layers, heads, length, gbs, mbs, dp, pp, tp = (
+        int(float(row[name]))
+        for name in ("hidden", "layers", "heads", "seq_len", "gbs", "mbs", "dp", "pp", "tp")
+    )
+    vocabulary = int(float(row.get("vocab", "").split(" ")[0] or VOCABULARY))
+    return OperatorCase(
+        role="training",
+        model=gpt(hidden, layers, heads, vocabulary, length),
+        # All logits but the first token's are computed.
+        workload=Workload(prompts=gbs, rollouts=1, prompt_length=1, response_length=length - 1),
+        placement=place((dp, pp, tp), gbs // (dp * mbs)),
+    )
+
+
+def place(layout: tuple[int, int, int], microbatches: int, expert_parallel: int = 1) -> Placement:
+    """The first GPUs of a machine in `layout` (P_d, P_p, P_t)."""
+    dp, pp, tp = layout
+    return Placement(
+        origin=(0, 0, 0), extent=nodes_for(dp * pp * tp), data_parallel=dp, pipeline_parallel=pp,
+        tensor_parallel=tp, microbatches=microbatches, expert_parallel=expert_parallel,
+    )  # fmt: skip
+
+
+def fit_iterations(table: Table, hardware: Hardware) -> Found:
+    """`launch_seconds` and `score_bytes` with which `hardware` predicts the table's iterations best."""
+    measured = table.numbers("iter_time_ms") * 1e-3
+    cases = [iteration(row) for row in table.rows]
+
+    def predict(x: Array) -> Array:
+        launch, score = map(float, x)
+        tried = msgspec.structs.replace(
+            hardware, kernel_seconds=0.0, launch_seconds=launch, score_bytes=score
+        )
+        spaces = (nodes_for(c.placement.layout.gpus) for c in cases)
+        return np.array([operator_seconds(c, tried, s) for c, s in zip(cases, spaces, strict=True)])
+
+    result = fit(predict, measured, (1e-4, 10.0), rounds=12)
+    return Found(
+        dict(zip(("launch_seconds", "score_bytes"), result.values, strict=True)), result.residual, result.n
+    )
+
+
+def whole_layer_flops(hardware: Hardware) -> float:
+    """The rate [FLOP/s] that whole layers approach, what lies between their products included: F_peak of the
+    model that has no other term for it. Of one layer of hidden size 8192 over 8 sequences of 1024 tokens."""
+    hidden, length, sequences = 8192, 1024, 8
+    model = msgspec.structs.replace(
+        gpt(hidden, 1, 64, VOCABULARY, length), head="scalar", tied_embeddings=False
+    )
+    case = OperatorCase(
+        role="inference", model=model, placement=place((1, 1, 1), 1),
+        workload=Workload(prompts=sequences, rollouts=1, prompt_length=length - 1, response_length=1),
+    )  # fmt: skip
+    rows = sequences * length
+    flops = rows * (2 * 12 * hidden**2 + 2 * length * hidden)
+    reached = flops / operator_seconds(case, hardware, (1, 1, 1))
+    return reached * (1 + hardware.gamma_M / rows) * (1 + hardware.gamma_K / hidden)
