@@ -14,7 +14,7 @@ from rpeg_rt.cli import main
 from rpeg_rt.snapshots.directory import has_snapshots, newest
 from rpeg_rt.verify import verify_file
 from tests.rpeg_rt.plans import colocated, executable, place, problem, write_plan
-from tests.rpeg_rt.test_faults import left_after, descendants, listens_for, rpeg_rt
+from tests.rpeg_rt.test_faults import descendants, left_after, listens_for, rpeg_rt
 
 pytestmark = pytest.mark.slow
 
