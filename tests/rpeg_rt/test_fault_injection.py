@@ -14,7 +14,7 @@ from rpeg_rt.cli import main
 from rpeg_rt.snapshots.directory import has_snapshots, newest
 from rpeg_rt.verify import verify_file
 from tests.rpeg_rt.plans import colocated, executable, place, problem, write_plan
-from tests.rpeg_rt.test_faults import alive, descendants, listens_for, rpeg_rt
+from tests.rpeg_rt.test_faults import descendants, left_after, listens_for, rpeg_rt
 
 pytestmark = pytest.mark.slow
 
@@ -100,10 +100,7 @@ def test_a_fault_at_any_moment(whole: Whole, tmp_path: Path, fault: str, seed: i
     assert code in ENDS[fault] | {0}, text
     assert "Traceback" not in text
     assert code <= 0 or text.splitlines()[-1].startswith(f"rpeg-rt: exit code {code} ("), text
-    deadline = time.monotonic() + 10
-    while left := alive(list(everyone)):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
+    assert left_after(list(everyone), 10) == []
     if code >= 0 and trace.exists() and trace.stat().st_size:
         verdict = verify_file(trace, whole.plan)
         assert (verdict.violations, verdict.exit_code) == ([], code)

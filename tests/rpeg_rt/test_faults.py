@@ -63,7 +63,7 @@ def descendants(pid: int) -> dict[int, str]:
     return found
 
 
-def alive(pids: Iterator[int] | list[int]) -> list[int]:
+def alive(pids: list[int]) -> list[int]:
     found = []
     for pid in pids:
         try:
@@ -73,6 +73,14 @@ def alive(pids: Iterator[int] | list[int]) -> list[int]:
         if state != "Z":
             found.append(pid)
     return found
+
+
+def left_after(pids: list[int], seconds: float = 5.0) -> list[int]:
+    """Those of some processes that still live when there was time for all to end."""
+    deadline = time.monotonic() + seconds
+    while (left := alive(pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
 
 
 @contextmanager
@@ -89,7 +97,7 @@ def long_run(
         below = [pid for pid, command in everyone.items() if "rpeg_rt.judge" not in command]
         assert len(below) == 3
         yield process, below
-        assert alive(list(everyone)) == []
+        assert left_after(list(everyone)) == []
     finally:
         process.kill()
         process.wait()
@@ -158,9 +166,6 @@ def test_no_worker_outlives_controller_or_spawner(tmp_path: Path, victim: str) -
     with long_run(tmp_path, colocated(dp=2)) as (process, below):
         os.kill(process.pid if victim == "controller" else below[0], signal.SIGKILL)
         process.wait(PATIENCE)
-        deadline = time.monotonic() + 5
-        while alive(below) and time.monotonic() < deadline:
-            time.sleep(0.05)
     if victim == "spawner":
         assert process.returncode == 4
 
@@ -241,10 +246,7 @@ def test_a_signal_while_a_verifier_is_loaded(tmp_path: Path) -> None:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         assert "error: interrupted by SIGTERM\n" in end(process, 130, within=10)
-        deadline = time.monotonic() + 5
-        while alive(below) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert alive(below) == []
+        assert left_after(below) == []
     finally:
         process.kill()
         process.wait()
@@ -294,7 +296,7 @@ def test_an_interrupt_while_workers_start_ends_at_once(tmp_path: Path) -> None:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         end(process, 130, within=10)
-        assert alive(below) == []
+        assert left_after(below) == []
     finally:
         process.kill()
         process.wait()
