@@ -43,7 +43,8 @@ class TraceRules(Rules):
         self.reserved: dict[str, Instance] = {}
         self.chains: dict[str, tuple[str, int]] = {}
         self.last_work: dict[int, tuple[int, Instance]] = {}
-        self.clock = 0
+        # When the latest line was written, and until when work was done: a request to stop may come in it.
+        self.latest = self.worked = 0
 
     # Dispatches --------------------------------------------------------------------------------------------
 
@@ -58,7 +59,7 @@ class TraceRules(Rules):
         if x in self.running or x in self.finished:
             self.violated("plan", f"{self.name(x)} was dispatched again at {d.time_ns} ns")
             return
-        self._tick(d.time_ns, x)
+        self._work(self.name(x), d.time_ns, d.time_ns)
         self.begun = max(self.begun, x.step + 1)
         if x.step >= self.boundary:
             self.violated(
@@ -112,11 +113,6 @@ class TraceRules(Rules):
                     "order", f"{self.name(x)} was dispatched at {d.time_ns} ns where {expected} was due"
                 )
 
-    def _tick(self, now: int, x: Instance) -> None:
-        if now < self.clock:
-            self.violated("time", f"{self.name(x)}: {now} ns stands after {self.clock} ns")
-        self.clock = max(self.clock, now)
-
     # Completions -------------------------------------------------------------------------------------------
 
     def complete(self, c: Complete) -> None:
@@ -128,7 +124,7 @@ class TraceRules(Rules):
                 f"node {c.node} at step {c.step} completed at {c.time_ns} ns without having been dispatched",
             )
             return
-        self._tick(c.time_ns, x)
+        self._work(self.name(x), c.time_ns, c.time_ns)
         if self.in_order and self.pause is None and (idle := self.dispatcher.startable()) is not None:
             self.in_order = False
             self.violated(
@@ -188,16 +184,17 @@ class TraceRules(Rules):
                 "order", f"held-out evaluation at {e.start_ns} ns is that after {e.step} steps, due was {due}"
             )
         self.pause = None
-        if self.running or not self.clock <= e.start_ns <= e.time_ns:
+        if self.running or not self.worked <= e.start_ns <= e.time_ns:
             self.violated(
                 "exclusivity", f"held-out evaluation from {e.start_ns} to {e.time_ns} ns was not alone"
             )
-        self.clock = max(self.clock, e.time_ns)
+        self._written("held-out evaluation", e.time_ns)
+        self.worked = max(self.worked, e.time_ns)
         self.reports.evaluation(e)
 
     def stop(self, e: Stopping) -> None:
         """The run was asked to stop: at the end of the steps that had begun."""
-        self._moment("stopping", e.time_ns)
+        self._written("stopping", e.time_ns)
         if self.stopping or e.step != min(self.boundary, self.begun):
             self.violated("order", f"the run was to stop after {e.step} steps at {e.time_ns} ns")
         self.stopping = True
@@ -221,15 +218,23 @@ class TraceRules(Rules):
         if e.versions != planned:
             self.violated("version", f"{name} has versions {e.versions}, planned: {planned}")
         self.saved = e.step
-        self._moment(name, e.start_ns)
-        self.clock = max(self.clock, e.time_ns)
+        self._work(name, e.start_ns, e.time_ns)
         if not self.stopping:
             self.boundary = self.dispatcher.boundary = boundary(e.step, self.save_every, self.steps)
 
-    def _moment(self, name: str, time_ns: int) -> None:
-        if time_ns < self.clock:
-            self.violated("time", f"{name}: {time_ns} ns stands after {self.clock} ns")
-        self.clock = max(self.clock, time_ns)
+    def _work(self, name: str, start_ns: int, end_ns: int) -> None:
+        """A line of work that was begun and ended, or that is a moment of it."""
+        if start_ns < self.worked:
+            self.violated("time", f"{name}: {start_ns} ns stands after {self.worked} ns")
+        else:
+            self._written(name, end_ns)
+        self.worked = max(self.worked, end_ns)
+
+    def _written(self, name: str, time_ns: int) -> None:
+        """Lines stand in the order in which they were written."""
+        if time_ns < self.latest:
+            self.violated("time", f"{name}: {time_ns} ns stands after {self.latest} ns")
+        self.latest = max(self.latest, time_ns)
 
     def end(self, footer: Footer | None) -> None:
         """All lines have been read."""

@@ -361,7 +361,8 @@ def test_a_slow_worker_is_waited_for(tmp_path: Path) -> None:
                 time.sleep(0.27)
                 os.kill(worker, signal.SIGCONT)
                 time.sleep(0.03)
-        end(process, 0, within=PATIENCE)
+        _, text = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, text
     finally:
         process.kill()
         process.wait()
