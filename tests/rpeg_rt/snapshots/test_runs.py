@@ -211,8 +211,8 @@ def compiled(directory: Path, case: str, seed: int) -> tuple[Path, Problem]:
 @pytest.mark.slow
 def test_experts_go_on_under_another_plan(tmp_path: Path) -> None:
     """Their weights and moments lie on other ranks than before, with other experts beside them."""
-    run = {"steps": 4, "optimizer": Optimizer(learning_rate=1e-3)}
-    made = without_critic(problem(run=run, device_space=(1, 1, 4)))
+    run = {"algorithm": "grpo", "steps": 4, "optimizer": Optimizer(learning_rate=1e-3)}
+    made = without_critic(problem(run=run, workload={"rollouts": 2}, device_space=(1, 1, 4)))
     experts = Experts(routed=4, top_k=2, ffn=12, shared_ffn=8, shared_gate=True, dense_layers=1)
     changes = {"family": "qwen2_moe", "experts": experts}
     made = replace(made, models={n: replace(m, **changes) for n, m in made.models.items()})
