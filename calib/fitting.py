@@ -33,16 +33,26 @@ def fit(
     """The parameters with which `predict` comes closest to `measured`, found from `start`.
 
     Levenberg-Marquardt on logarithms, every residual weighted by one over its size in the last round. Raises
-    ValueError where there are fewer measurements than parameters or one is not positive.
+    ValueError where there are fewer measurements than parameters or one is not positive, and where none of
+    the values that were tried comes finitely close to all of them.
     """
     if len(measured) < len(start) or not (np.asarray(measured) > 0).all():
         raise ValueError(f"{len(measured)} positive measurements wanted for {len(start)} parameters")
-    logs = np.log(measured)
+    with np.errstate(all="ignore"):
+        found = np.exp(_closest(predict, np.log(measured), np.log(np.asarray(start, float)), rounds))
+        residual = mape(measured, predict(found))
+    if not np.isfinite([*found, residual]).all():
+        raise ValueError("measurements that no finite parameters come near")
+    return Fit(tuple(map(float, found)), residual, len(measured))
+
+
+def _closest(predict: Callable[[Array], Array], logs: Array, start: Array, rounds: int) -> Array:
+    """Logarithms of the parameters, from those of measurements and of where to start."""
 
     def errors(x: Array) -> Array:
         return np.log(predict(np.exp(x))) - logs
 
-    x, damping = np.log(np.asarray(start, float)), 1e-2
+    x, damping = start, 1e-2
     now = errors(x)
     for _ in range(rounds):
         weight = 1.0 / np.maximum(np.abs(now), CLOSE)
@@ -59,5 +69,4 @@ def fit(
             damping *= 4
         if not moved or float(np.abs(step).max()) < 1e-6:
             break
-    found = np.exp(x)
-    return Fit(tuple(map(float, found)), mape(measured, predict(found)), len(measured))
+    return x

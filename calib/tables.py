@@ -43,11 +43,11 @@ class Table(NamedTuple):
         found = []
         for i, row in enumerate(self.rows):
             try:
-                value = float(row[column])
+                value = float(row.get(column, ""))
             except (TypeError, ValueError):
                 value = float("nan")
             if not 0 < value < float("inf"):
-                said = f"chosen row {i + 1} has {column} = {row[column]!r}"
+                said = f"chosen row {i + 1} has {column} = {row.get(column)!r}"
                 raise DiagnosticError([error("E941", f"`{self.name}`: {said}", help="a positive number")])
             found.append(value)
         return np.array(found)
@@ -57,7 +57,7 @@ def read_table(data: bytes, name: str, where: Mapping[str, Sequence[str]]) -> Ta
     """The table in `data` with the rows whose columns have one of the values in `where`; columns that it does
     not have choose nothing.
 
-    Raises DiagnosticError E940 (no table of a known kind) or E941 (no rows are left).
+    Raises DiagnosticError E940 (no table of a known kind) or E941 (a row is cut off, or no rows are left).
     """
     try:
         reader = csv.DictReader(io.StringIO(data.decode()))
@@ -69,6 +69,11 @@ def read_table(data: bytes, name: str, where: Mapping[str, Sequence[str]]) -> Ta
     if kind is None:
         known = "; ".join(f"{k}: {', '.join(c)}" for k, c in COLUMNS.items())
         raise DiagnosticError([error("E940", f"`{name}` has no columns that can be fitted", help=known)])
+    cut = next((i for i, row in enumerate(rows, 1) if None in row.values()), None)
+    if cut is not None:
+        raise DiagnosticError(
+            [error("E941", f"row {cut} of `{name}` has fewer values than the header names")]
+        )
     chosen = [r for r in rows if all(r[c] in values for c, values in where.items() if c in header)]
     if not chosen:
         told = ", ".join(f"{c}={','.join(v)}" for c, v in where.items() if c in header)
@@ -90,7 +95,10 @@ PRIMITIVES = {"all_reduce": "collective", "all_gather": "all_gather", "reduce_sc
 
 
 def fit_collectives(table: Table) -> dict[tuple[str, Tier], Found]:
-    """alpha and beta by field of the hardware file and tier: several `n_nodes` are between nodes."""
+    """alpha and beta by field of the hardware file and tier: several `n_nodes` are between nodes.
+
+    Raises ValueError, or DiagnosticError E941, for values that cannot be.
+    """
     found: dict[tuple[str, Tier], Found] = {}
     for op, field in PRIMITIVES.items():
         for tier in ("intra", "inter"):
@@ -102,6 +110,8 @@ def fit_collectives(table: Table) -> dict[tuple[str, Tier], Found]:
                 continue
             part = table._replace(rows=rows)
             p, size = part.numbers("n_gpus"), part.numbers("bytes")
+            if not (p > 1).all():
+                raise ValueError(f"a collective among {p.min():g} GPUs")
             times = part.numbers("latency_us" if "latency_us" in rows[0] else "time_us") * 1e-6
             twice = 2.0 if op == "all_reduce" else 1.0
             found[field, tier] = transfer(p, twice * (p - 1), twice * (p - 1) / p * size, times)

@@ -13,16 +13,49 @@ from rpeg_rt.failure import FileError
 def write_atomically(path: Path, data: bytes) -> None:
     """Write `data` beside `path` and move it into place. Raises FileError."""
     try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        target = path.resolve()
+        if _is_special(target):
+            target.write_bytes(data)
+            return
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
-            os.replace(name, path)
+            os.chmod(name, _mode(target))
+            os.replace(name, target)
         except BaseException:
             os.unlink(name)
             raise
     except OSError as exc:
         raise FileError(f"cannot write {path}: {exc.strerror}") from exc
+
+
+def check_writable(path: Path) -> None:
+    """Raises FileError where `write_atomically` could not write `path`, as far as can be known before."""
+    try:
+        target = path.resolve()
+        if target.is_dir():
+            raise FileError(f"cannot write {path}: it is a directory")
+        if not target.parent.is_dir():
+            raise FileError(f"cannot write {path}: there is no directory {path.parent}")
+        if not _is_special(target):
+            tempfile.TemporaryFile(dir=target.parent).close()
+    except OSError as exc:
+        raise FileError(f"cannot write {path}: {exc.strerror}") from exc
+
+
+def _is_special(path: Path) -> bool:
+    """Whether a path is a device, a pipe or a directory: none can be replaced by a file, and none must be."""
+    return path.exists() and not path.is_file()
+
+
+def _mode(path: Path) -> int:
+    """Permissions of the file to be replaced, or those of a new one."""
+    if path.exists():
+        return path.stat().st_mode & 0o7777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def make_directory(path: Path) -> None:
@@ -43,7 +76,7 @@ class LineFile:
     def __init__(self, path: Path, what: str, keep: Callable[[bytes], bool] | None = None) -> None:
         self.path, self._what = path, what
         try:
-            if keep is not None and path.exists():
+            if keep is not None and path.is_file():
                 lines = path.read_bytes().splitlines(keepends=True)
                 kept: Iterator[bytes] = takewhile(keep, lines)
                 write_atomically(path, b"".join(kept))

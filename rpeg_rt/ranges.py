@@ -1,5 +1,5 @@
-"""What a plan's values must be before anything is derived from them: numbers within their ranges, names that
-exist, places within the machine.
+"""What the values of a plan, or of a grid of operators, must be before anything is derived from them: numbers
+within their ranges, names that exist, places within the machine.
 
 A file whose hash is right was not necessarily written by `rpegc`, which checks the same and much more.
 """
@@ -11,7 +11,8 @@ from math import inf, isfinite, nextafter
 from ir_schema.base import Record
 from ir_schema.device import Allocation
 from ir_schema.model import ModelSpec
-from ir_schema.problem import Problem
+from ir_schema.problem import Problem, Workload
+from ir_schema.samples import Grid
 from ir_schema.stages import Executable, TemplateNode
 
 Range = tuple[float, float]
@@ -57,6 +58,11 @@ _MODEL: Mapping[str, Range] = {
     **dict.fromkeys(("learned_positions", "max_positions"), _NATURAL),
     "bytes_per_parameter": (1, 8),
 }
+_EXPERTS: Mapping[str, Range] = {
+    **dict.fromkeys(("routed", "top_k", "ffn", "every"), _COUNT),
+    **dict.fromkeys(("shared_ffn", "dense_layers"), _NATURAL),
+    "skew": (1, inf),
+}
 _ROPE_SCALING: Mapping[str, Range] = {
     **dict.fromkeys(("factor", "low_frequency_factor", "high_frequency_factor"), _POSITIVE),
     **dict.fromkeys(("beta_fast", "beta_slow", "attention_factor"), _POSITIVE),
@@ -67,13 +73,10 @@ _VERIFIER: Mapping[str, Range] = {
     "workers": (1, 4096),
     "timeout_seconds": _POSITIVE,
 }
-_PLACEMENT: Mapping[str, Range] = dict.fromkeys(
-    (
-        *("data_parallel", "pipeline_parallel", "tensor_parallel", "context_parallel", "expert_parallel"),
-        *("microbatches", "waves"),
-    ),
-    _COUNT,
+_LAYOUT: Mapping[str, Range] = dict.fromkeys(
+    ("data_parallel", "pipeline_parallel", "tensor_parallel", "context_parallel", "expert_parallel"), _COUNT
 )
+_PLACEMENT: Mapping[str, Range] = {**_LAYOUT, "microbatches": _COUNT, "waves": _COUNT}
 _NODE: Mapping[str, Range] = {
     "time_ns": (0, 2**63 - 1),
     "phase": _COUNT,
@@ -104,6 +107,23 @@ def implausible(executable: Executable) -> list[str]:
     return found
 
 
+def implausible_grid(grid: Grid) -> list[str]:
+    """What of a grid of operators cannot be so, one sentence each."""
+    found = [text for name, model in grid.models.items() for text in _model(f"models.{name}", model)]
+    for i, workload in enumerate(grid.workloads):
+        found += _workload(f"workloads.{i}", workload)
+    for i, layout in enumerate(grid.layouts):
+        found += _within(f"layouts.{i}", layout, _LAYOUT)
+    for i, count in enumerate(grid.microbatches):
+        if not 1 <= count <= _MOST:
+            found.append(f"`microbatches.{i}` is {count}; it must be from 1 to {_MOST}")
+    for i, case in enumerate(grid.cases):
+        found += _model(f"cases.{i}.model", case.model)
+        found += _workload(f"cases.{i}.workload", case.workload)
+        found += _within(f"cases.{i}.placement", case.placement, _PLACEMENT)
+    return found
+
+
 def _within(where: str, record: Record, ranges: Mapping[str, Range]) -> Iterator[str]:
     for name, (least, most) in ranges.items():
         value = getattr(record, name)
@@ -120,17 +140,7 @@ def _within(where: str, record: Record, ranges: Mapping[str, Range]) -> Iterator
 
 
 def _numbers(problem: Problem) -> Iterator[str]:
-    w = problem.workload
-    yield from _within("workload", w, _WORKLOAD)
-    if w.sequences * w.total_length > _MOST:
-        yield f"`workload` is of {w.sequences} sequences of {w.total_length} tokens; that is more than fits"
-    breakpoints = [(0.0, 0), *w.length_quantiles]
-    if any(f >= g or t > u for (f, t), (g, u) in pairwise(breakpoints)) or not (
-        breakpoints[-1][0] <= 1 and breakpoints[-1][1] <= w.response_length
-    ):
-        yield (
-            "`workload.length_quantiles` must ascend, in fractions up to 1 and tokens up to `response_length`"
-        )
+    yield from _workload("workload", problem.workload)
     for name, model in problem.models.items():
         yield from _model(f"models.{name}", model)
     for name, verifier in problem.host.items():
@@ -145,10 +155,27 @@ def _numbers(problem: Problem) -> Iterator[str]:
             yield from _within(f"run.optimizers.{name}", optimizer, _OPTIMIZER)
 
 
+def _workload(where: str, w: Workload) -> Iterator[str]:
+    yield from _within(where, w, _WORKLOAD)
+    if w.sequences * w.total_length > _MOST:
+        yield f"`{where}` is of {w.sequences} sequences of {w.total_length} tokens; that is more than fits"
+    breakpoints = [(0.0, 0), *w.length_quantiles]
+    if any(f >= g or t > u for (f, t), (g, u) in pairwise(breakpoints)) or not (
+        breakpoints[-1][0] <= 1 and breakpoints[-1][1] <= w.response_length
+    ):
+        yield (
+            f"`{where}.length_quantiles` must ascend, in fractions up to 1 and tokens up to `response_length`"
+        )
+
+
 def _model(where: str, spec: ModelSpec) -> Iterator[str]:
     yield from _within(where, spec, _MODEL)
     if spec.rope_scaling is not None:
         yield from _within(f"{where}.rope_scaling", spec.rope_scaling, _ROPE_SCALING)
+    if spec.experts is not None:
+        yield from _within(f"{where}.experts", spec.experts, _EXPERTS)
+        if spec.experts.top_k > spec.experts.routed:
+            yield f"`{where}.experts.top_k` is {spec.experts.top_k} of {spec.experts.routed} experts"
     if spec.head_dim is None and spec.attention_heads > 0 and spec.hidden % spec.attention_heads:
         yield f"`{where}`: width {spec.hidden} does not divide over {spec.attention_heads} attention heads"
 

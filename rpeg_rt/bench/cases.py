@@ -14,16 +14,20 @@ from ir_schema.problem import Layout, Placement, Workload
 from ir_schema.samples import Grid, OperatorCase
 from rpeg_rt.engine.architecture import unsupported
 from rpeg_rt.failure import FileError
+from rpeg_rt.ranges import implausible_grid
 
 
 def read_grid(path: Path) -> Grid:
     """The grid in a file. Raises FileError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Grid)
+        grid = msgspec.json.decode(path.read_bytes(), type=Grid)
     except OSError as exc:
         raise FileError(f"cannot read the grid {path}: {exc.strerror}") from exc
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise FileError(f"{path} is not a grid of operators: {exc}") from exc
+    if reasons := implausible_grid(grid):
+        raise FileError(f"{path} cannot be measured: {'; '.join(reasons)}")
+    return grid
 
 
 def expand(grid: Grid, nodes: Sequence[int]) -> list[OperatorCase]:

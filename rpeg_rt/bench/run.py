@@ -23,8 +23,7 @@ from rpeg_rt.bench.crew import Workers, workers
 from rpeg_rt.bench.environment import environment, processors, running
 from rpeg_rt.bench.jobs import Effort, Job, Operator
 from rpeg_rt.bench.machine import Sample, occupancy, shape_jobs, slowest, sweep, transfer_jobs
-from rpeg_rt.failure import FileError
-from rpeg_rt.files import write_atomically
+from rpeg_rt.files import check_writable, write_atomically
 from rpeg_rt.joining import visible_gpus
 from rpeg_rt.launch import Launch
 
@@ -106,8 +105,7 @@ def _measure(
     *,
     kernels: bool,
 ) -> Samples:
-    if not settings.output.parent.is_dir():
-        raise FileError(f"cannot write {settings.output}: there is no directory {settings.output.parent}")
+    check_writable(settings.output)
     load, gpu = running(), visible_gpus() > 0
     grids = default(gpu, settings.quick) if given is None else (given,)
     effort = Effort(0.3, 3, 10) if settings.quick else Effort(1.0, 5, 30)

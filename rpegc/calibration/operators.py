@@ -7,7 +7,7 @@ import numpy as np
 
 from calib.fits import Found
 from calib.fitting import Array, fit
-from calib.tables import Row, Table
+from calib.tables import COLUMNS, Row, Table
 from ir_schema.device import DeviceSpace
 from ir_schema.hardware import Hardware
 from ir_schema.model import ModelSpec
@@ -61,6 +61,10 @@ def iteration(row: Row) -> OperatorCase:
         int(float(row[name]))
         for name in ("hidden", "layers", "heads", "seq_len", "gbs", "mbs", "dp", "pp", "tp")
     )
+    if min(hidden, layers, heads, length, gbs, mbs, dp, pp, tp) < 1 or gbs < dp * mbs:
+        raise ValueError(
+            f"an iteration of {gbs} sequences in microbatches of {mbs} on {dp} x {pp} x {tp} GPUs"
+        )
     vocabulary = int(float(row.get("vocab", "").split(" ")[0] or VOCABULARY))
     return OperatorCase(
         role="training",
@@ -82,6 +86,8 @@ def place(layout: tuple[int, int, int], microbatches: int, expert_parallel: int 
 
 def fit_iterations(table: Table, hardware: Hardware) -> Found:
     """`launch_seconds` and `score_bytes` with which `hardware` predicts the table's iterations best."""
+    for column in COLUMNS["iterations"]:
+        table.numbers(column)
     measured = table.numbers("iter_time_ms") * 1e-3
     cases = [iteration(row) for row in table.rows]
 

@@ -30,6 +30,14 @@ def test_too_few_or_impossible_measurements():
         fit(lambda p: p[:1] * np.ones(2), np.array([1.0, -1.0]), (1.0,))
 
 
+def test_measurements_out_of_all_proportion_have_no_fit():
+    x = np.array([1.0, 2.0])
+    with pytest.raises(ValueError, match="no finite parameters"):
+        fit(lambda p: p[0] * x, np.array([1e-323, 1e300]), (1.0,))
+    with pytest.raises(ValueError, match="no finite parameters"):
+        fit(lambda p: p[0] * x, x, (-1.0,))
+
+
 def test_products_of_a_machine_that_is_known():
     shapes = np.array([(m, n, k) for m in (1, 16, 128, 1024, 8192) for n in (256, 1024, 8192)
                        for k in (256, 2048, 8192)], float)  # fmt: skip

@@ -41,6 +41,18 @@ def test_measurements_are_positive_numbers(value):
     assert found == ("E941", f"`t.csv`: chosen row 2 has latency_ms = {value!r}")
 
 
+def test_what_a_table_lacks_is_told():
+    assert code(b"m,n,k,latency_ms\n1,2,3,0.1\n1,2\n") == (
+        "E941", "row 2 of `t.csv` has fewer values than the header names",
+    )  # fmt: skip
+    untimed = read_table(b"op,n_gpus,bytes\nall_reduce,2,8\n", "t.csv", {})
+    with pytest.raises(DiagnosticError, match="E941"):
+        fit_collectives(untimed)
+    alone = read_table(b"op,n_gpus,bytes,time_us\nall_reduce,1,8,5\n", "t.csv", {})
+    with pytest.raises(ValueError, match="a collective among 1 GPUs"):
+        fit_collectives(alone)
+
+
 def test_rows_between_nodes_are_another_tier():
     rows = ["op,n_nodes,n_gpus,bytes,time_us"]
     rows += [f"all_reduce,{n},8,{b},{10 + b / 1e5}" for n in (1, 2) for b in (1024, 10**6, 10**8)]

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from ir_schema.envelope import encode_stage
+from ir_schema.model import Experts
 from ir_schema.stages import Executable
 from rpeg_rt.cli import main
 from rpeg_rt.controller import Controller
@@ -23,13 +24,16 @@ STARTED = int(ExitCode.INTERRUPTED)
 
 
 def body() -> Any:
-    """A plan with transfers of rows and weights, phases, staleness and fused training, as JSON."""
+    """A plan with transfers of rows and weights, phases, staleness, fused training and a mixture of experts,
+    as JSON."""
     made = problem(
         staleness=1,
         quantiles=((0.5, 4), (1.0, 8)),
         fuse=True,
         run={"optimizers": {"critic": problem().run.optimizer}},  # type: ignore[union-attr]
     )
+    mixture = msgspec.structs.replace(made.models["reference"], experts=Experts(routed=4, top_k=2, ffn=8))
+    made = msgspec.structs.replace(made, models={**made.models, "reference": mixture})
     both = place("0-1", dp=2)
     plan = trained("0-1", pp=2, mb=(2, 2)) | {"actor_gen": both, "critic_inf": both, "ref_inf": place("2")}
     return json.loads(msgspec.json.encode(executable(made, plan)))
@@ -106,6 +110,10 @@ def test_the_plan_itself_would_start(outcome: Callable[[Any], tuple[int, str] | 
             -1.0,
             "`models.critic.rope_theta` is -1.0; it",
         ),
+        ("problem.models.reference.experts.routed", 0, "`models.reference.experts.routed` is 0; it must be"),
+        ("problem.models.reference.experts.top_k", 5, "`models.reference.experts.top_k` is 5 of 4 experts"),
+        ("problem.models.reference.experts.every", 0, "`models.reference.experts.every` is 0; it must be"),
+        ("problem.models.reference.experts.skew", 0.5, "`models.reference.experts.skew` is 0.5; it must be"),
         ("problem.run.steps", 0, "`run.steps` is 0"),
         ("problem.run.top_p", 1.5, "`run.top_p` is 1.5; it must be more than 0 and at most 1"),
         ("problem.run.temperature", 0.0, "`run.temperature` is 0.0; it must be more than 0"),

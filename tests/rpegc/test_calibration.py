@@ -80,10 +80,22 @@ def test_poor_fits_are_said_and_fail_when_strict(folder: Path, capfd) -> None:
 
 def test_mistakes_have_codes(folder: Path, capfd) -> None:
     (folder / "other.csv").write_text("a,b\n1,2\n")
+    iteration = "hidden,layers,heads,seq_len,gbs,mbs,tp,pp,dp,iter_time_ms"
+    for name, values in (
+        ("none", "64,2,4,16,8,1,1,1,0,5"),
+        ("few", "64,2,4,16,8,4,1,1,4,5"),
+        ("endless", "64,2,4,16,inf,1,1,1,1,5"),
+        ("half", "64,2,4,16,8,1,0.5,1,1,5"),
+    ):
+        (folder / f"{name}.csv").write_text("\n".join([iteration, *[values] * 3]))
     for arguments, code, exit_code in (
         (["fit", "other.csv", "--onto", "h100"], "E940", 1),
         (["fit", GEMM, "--where", "system=none", "--onto", "h100"], "E941", 1),
         (["fit", products(folder), "--where", "m=16", "--where", "n=512", "--onto", "h100"], "E941", 1),
+        (["fit", "none.csv", "--onto", "h100"], "E941", 1),
+        (["fit", "few.csv", "--onto", "h100"], "E941", 1),
+        (["fit", "endless.csv", "--onto", "h100"], "E941", 1),
+        (["fit", "half.csv", "--onto", "h100"], "E941", 1),
         (["fit", GEMM, "--where", "system", "--onto", "h100"], "E932", 2),
         (["fit", GEMM, "--keep", "speed", "--onto", "h100"], "E932", 2),
         (["fit", "absent.csv", "--onto", "h100"], "E911", 2),

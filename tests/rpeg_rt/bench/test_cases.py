@@ -4,6 +4,7 @@ import json
 from itertools import chain
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -91,6 +92,24 @@ def test_a_grid_of_nothing_and_files_that_are_none(tmp_path: Path) -> None:
     degrees = {"data_parallel": 3, "pipeline_parallel": 1, "tensor_parallel": 1}
     path.write_text(json.dumps({"roles": ["training"], "layouts": [degrees]}))
     assert read_grid(path) == Grid(roles=("training",), layouts=(side_by_side(3),))
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "told"),
+    [
+        ("models", {"m": replace(MODEL, attention_heads=0)}, "`models.m.attention_heads` is 0"),
+        ("models", {"m": replace(MODEL, layers=-1)}, "`models.m.layers` is -1"),
+        ("workloads", [replace(WORKLOAD, prompt_length=0)], "`workloads.0.prompt_length` is 0"),
+        ("layouts", [side_by_side(1), side_by_side(0)], "`layouts.1.data_parallel` is 0"),
+        ("microbatches", [1, -2], "`microbatches.1` is -2"),
+        ("cases", [replace(CASE, placement=replace(ALONE, tensor_parallel=0))], "`cases.0.placement.tensor"),
+    ],
+)
+def test_values_that_cannot_be_are_told(part: str, value: object, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "grid.json"
+    path.write_bytes(msgspec.json.encode({part: value}))
+    with pytest.raises(FileError, match=f"cannot be measured: {told}"):
+        read_grid(path)
 
 
 @settings(deadline=None)

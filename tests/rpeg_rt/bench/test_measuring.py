@@ -210,6 +210,8 @@ def test_mistakes_are_told_before_anything_starts(
     assert (code, "cannot read the grid" in text) == (2, True), text
     code, text = told("machine", "-o", str(tmp_path / "nowhere" / "samples.json"))
     assert (code, "there is no directory" in text) == (2, True), text
+    code, text = told("machine", "-o", str(tmp_path))
+    assert (code, "it is a directory" in text) == (2, True), text
     code, text = told("machine", "-o", out, "--port", "3000")
     assert (code, "--interface and --port are for workers that Slurm" in text) == (2, True), text
     for name, value in SLURM.items():
