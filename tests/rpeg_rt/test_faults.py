@@ -321,8 +321,9 @@ def test_the_directory_of_the_weights_is_made(tmp_path: Path, capsys: pytest.Cap
     path = write_plan(tmp_path, executable(problem(), colocated()))
     weights = tmp_path / "some" / "where"
     assert run_cli(capsys, path, "--steps", 1, "--save", weights)[0] == 0
-    files = sorted(str(p.relative_to(weights)) for p in weights.rglob("*.*"))
-    assert files == [f"{m}/{f}" for m in ("actor", "critic") for f in ("config.json", "model.safetensors")]
+    files = {m: {p.name for p in (weights / m).iterdir()} for m in ("actor", "critic")}
+    whole = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert files == {"actor": whole | {"generation_config.json"}, "critic": whole}
     code, text = run_cli(capsys, path, "--steps", 1, "--save", weights)
     assert code == 2
     assert f"{weights / 'actor'} exists already; give --save another directory" in text
