@@ -107,6 +107,7 @@ def test_cpu_time_includes_that_of_children():
     assert used >= 0.28
 
 
+@pytest.mark.slow
 def test_the_problem_of_the_comparison_compiles(tmp_path):
     spec = ModelSpec(**vs_trl.MODEL, vocabulary=257, head="lm", bytes_per_parameter=4)
     (tmp_path / "start").mkdir()

@@ -23,8 +23,8 @@ from tests.rpeg_rt.plans import write_prompts
 from tests.rpeg_rt.random_plans import random_plan, random_problem, write_tokenizer
 
 replace = msgspec.structs.replace
-QUICK = range(4)
-SLOW = range(4, 40)
+QUICK = range(2)
+SLOW = range(2, 40)
 
 
 def seeds() -> list[Any]:

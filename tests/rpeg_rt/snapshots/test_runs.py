@@ -117,6 +117,7 @@ def test_it_goes_on_under_another_plan(story: Story, tmp_path: Path) -> None:
     assert 0 < farthest(found, weights(story.whole, ("actor", "critic"))) < 1e-4 * 1e-3 * STEPS * 4
 
 
+@pytest.mark.slow
 def test_it_goes_on_with_other_staleness(story: Story, tmp_path: Path) -> None:
     """Fresher, and then staler than what there is."""
     fresh = write_plan(tmp_path, executable(replace(MADE, graph=problem().graph), OTHER))
