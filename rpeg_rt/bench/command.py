@@ -39,7 +39,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group("bench", context_settings=_CONTEXT)
 def bench_command() -> None:
-    """Measure this machine with the runtime's own workers, for rpeg-calib.
+    """Measure this machine with the runtime's own workers.
 
     By itself it starts workers here; under Slurm or torchrun it measures with those that they start. Whatever
     else runs on the machine spoils what is measured.

@@ -26,6 +26,7 @@ from rpeg_rt.bench.machine import Sample, occupancy, shape_jobs, slowest, sweep,
 from rpeg_rt.files import check_writable, write_atomically
 from rpeg_rt.joining import visible_gpus
 from rpeg_rt.launch import Launch
+from rpeg_rt.realise import layout_name
 
 Progress = Callable[[str, int, int], None]
 """Told what is being measured, and how many of how many jobs are done."""
@@ -66,7 +67,7 @@ class _Bench:
         """Measure operators."""
         for i, case in enumerate(cases):
             p = case.placement
-            what = f"{case.role}, {p.data_parallel}x{p.pipeline_parallel}x{p.tensor_parallel}"
+            what = f"{case.role}, {layout_name(p.layout)}"
             self.progress(what, i, len(cases))
             ranks = tuple(range(p.layout.gpus))
             results, _ = self.crew.measure(Job(Operator(case), ranks, effort), what)

@@ -16,7 +16,7 @@ HELP = """Execute a plan exactly as it stands, on persistent workers, and prove 
   rpeg-rt verify t.jsonl plan.exe.json             check a trace against its plan
   rpeg-rt trace t.jsonl --perfetto t.json          a timeline for ui.perfetto.dev
   rpeg-rt slurm plan.exe.json                      run it on a Slurm cluster
-  rpeg-rt bench machine -o samples.json            measure this machine, for rpeg-calib
+  rpeg-rt bench machine -o samples.json            measure this machine
   srun rpeg-rt plan.exe.json                       the same, within an allocation
   torchrun … -m rpeg_rt plan.exe.json              run it on what torchrun starts
 

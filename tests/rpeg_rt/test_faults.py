@@ -235,21 +235,28 @@ def test_a_signal_in_the_first_moments_ends_the_program_in_order(
         assert f"error: interrupted by {number.name}\n" in text
 
 
-def test_a_signal_while_a_verifier_is_loaded(tmp_path: Path) -> None:
-    path = with_verifier(tmp_path, "return 0.0")
-    (module,) = tmp_path.glob("bad_*.py")
-    module.write_text("import time\ntime.sleep(1000)\n" + module.read_text())
-    process = rpeg_rt(path, "--trace", tmp_path / "trace.jsonl")
+def interrupted_early(tmp_path: Path, plan: Path) -> str:
+    """What a run says that gets SIGTERM when its first process is there; none may be left."""
+    process = rpeg_rt(plan, "--trace", tmp_path / "trace.jsonl")
     try:
         deadline = time.monotonic() + PATIENCE
         while not (below := list(descendants(process.pid))) and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        assert "error: interrupted by SIGTERM\n" in end(process, 130, within=10)
+        text = end(process, 130, within=10)
+        assert below
         assert left_after(below) == []
+        return text
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_signal_while_a_verifier_is_loaded(tmp_path: Path) -> None:
+    path = with_verifier(tmp_path, "return 0.0")
+    (module,) = tmp_path.glob("bad_*.py")
+    module.write_text("import time\ntime.sleep(1000)\n" + module.read_text())
+    assert "error: interrupted by SIGTERM\n" in interrupted_early(tmp_path, path)
     verdict = verify_file(tmp_path / "trace.jsonl", path)
     assert (verdict.violations, verdict.exit_code) == ([], 130)
 
@@ -289,17 +296,7 @@ def test_a_signal_is_heard_once() -> None:
 
 def test_an_interrupt_while_workers_start_ends_at_once(tmp_path: Path) -> None:
     path = write_plan(tmp_path, executable(problem(), colocated()))
-    process = rpeg_rt(path, "--trace", tmp_path / "trace.jsonl")
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while not (below := list(descendants(process.pid))) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        end(process, 130, within=10)
-        assert left_after(below) == []
-    finally:
-        process.kill()
-        process.wait()
+    interrupted_early(tmp_path, path)
     verdict = verify_file(tmp_path / "trace.jsonl", path)
     assert (verdict.violations, verdict.exit_code) == ([], 130)
 

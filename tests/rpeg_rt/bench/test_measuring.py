@@ -189,7 +189,7 @@ def test_a_measurement_from_the_command_line(tmp_path: Path, capfd: pytest.Captu
     assert e.software["torch"]
     assert e.processors == len(os.sched_getaffinity(0))
     text = capfd.readouterr().err
-    assert text.splitlines() == ["0/2  inference, 1x2x1", "1/2  training, 2x1x1"]
+    assert text.splitlines() == ["0/2  inference, dp1.pp2.tp1", "1/2  training, dp2.pp1.tp1"]
 
 
 @pytest.mark.parametrize("data", [b"{}", b"\xff", b"[1"])
