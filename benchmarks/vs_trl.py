@@ -189,7 +189,7 @@ def compare(python: str, steps: int, rounds: int) -> tuple[list[Row], dict[str, 
             if rpegc([str(directory / "problem.rpeg"), *chosen]):
                 raise click.ClickException("the problem was not compiled")
         for seed in range(rounds):
-            for system in compared:
+            for system in compared[seed % len(compared) :] + compared[: seed % len(compared)]:
                 if system.options is None:
                     found = ours(plans[system.cost_model], FIRST + steps, seed)
                 else:
