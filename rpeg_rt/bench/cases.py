@@ -3,7 +3,7 @@
 Calibrating operators and those that a calibration is examined with have no model in common.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -30,14 +30,16 @@ def read_grid(path: Path) -> Grid:
     return grid
 
 
-def expand(grid: Grid, nodes: Sequence[int]) -> list[OperatorCase]:
-    """The operators of a grid that workers, so many on each node, can run: of the product, others are left.
+def expand(grids: Iterable[Grid], nodes: Sequence[int]) -> list[OperatorCase]:
+    """The operators of grids that workers, so many on each node, can run: of the products, others are left.
     Raises FileError for a single case that cannot be run, or if there is nothing to run."""
-    found = [case for case in _product(grid, nodes) if not impossible(case, nodes)]
-    for i, case in enumerate(grid.cases):
-        if reasons := impossible(case, nodes):
-            raise FileError(f"case {i} of the grid cannot be measured: {'; '.join(reasons)}")
-        found.append(case)
+    found = []
+    for grid in grids:
+        found += [case for case in _product(grid, nodes) if not impossible(case, nodes)]
+        for i, case in enumerate(grid.cases):
+            if reasons := impossible(case, nodes):
+                raise FileError(f"case {i} of the grid cannot be measured: {'; '.join(reasons)}")
+            found.append(case)
     if not found:
         raise FileError(f"no operator of the grid can run on {sum(nodes)} workers")
     return found

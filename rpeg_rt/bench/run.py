@@ -113,7 +113,7 @@ def _measure(
     count = settings.workers or visible_gpus() or processors()
     with workers(settings.launch, count, settings.interface, settings.port) as crew:
         sizes = [len(node) for node in crew.nodes]
-        cases = [case for grid in grids for case in expand(grid, sizes)]
+        cases = expand(grids, sizes)
         samples = Samples(version=VERSION, environment=environment(crew, settings.launch, load))
         bench = _Bench(crew, progress)
         if kernels:
