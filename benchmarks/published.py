@@ -20,9 +20,9 @@ from benchmarks.published_rows import Case, cases
 from benchmarks.study import HERE, provenance
 from calib.statistics import Agreement, agreement, best_scale
 from ir_schema.envelope import pretty
-from passes.cost import parameters
 from passes.cost.megatron_memory import training_state
 from rpegc.calibration.operators import alone, nodes_for
+from rpegc.calibration.validation import operations, share_of_parameters
 from rpegc.plots import check_plot, write_plot
 from rpegc.stagefiles import make_directory, write_bytes
 from rpegc.table import csv_bytes, table
@@ -82,14 +82,10 @@ def _seconds_of_first_token(case: Case) -> float:
 def base(case: Case) -> float:
     """What one efficiency is fitted to: operations per GPU (2 N a token forward, 8 N in training), or
     parameters per GPU where bytes were measured."""
-    operator, workload = case.operator, case.operator.workload
-    gpus = operator.placement.layout.gpus
     if case.quantity in ("activations", "state"):
-        return parameters.total(operator.model) / gpus
-    tokens = workload.sequences * workload.total_length
-    if case.quantity == "seconds per token":
-        tokens /= workload.response_length
-    return (8 if operator.role == "training" else 2) * parameters.active(operator.model) * tokens / gpus
+        return share_of_parameters(case.operator)
+    whole = operations(case.operator)
+    return whole / case.operator.workload.response_length if case.quantity == "seconds per token" else whole
 
 
 def by_set(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:

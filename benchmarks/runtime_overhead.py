@@ -29,11 +29,12 @@ from pathlib import Path
 import click
 
 from benchmarks.study import HERE, Row, provenance
+from ir_schema.trace import Complete, Dispatch, Line
 from rpeg_rt.dispatch import Dispatcher, Instance
 from rpeg_rt.load import load_plan
 from rpeg_rt.realise import Realisation
 from rpeg_rt.run import Settings, execute
-from rpeg_rt.trace import Complete, Dispatch, Line, read_trace, software_versions
+from rpeg_rt.trace import read_trace, software_versions
 from rpegc.cli.group import run as rpegc
 from rpegc.table import csv_bytes
 

@@ -60,6 +60,20 @@ def ordered(measured: Values, predicted: Values) -> float:
     return float(np.mean(truth[known] == said[known])) if known.any() else float("nan")
 
 
+def bands(values: Values, factor: float) -> list[list[int]]:
+    """Indices of `values` in bands in each of which the largest is at most `factor` times the smallest, each
+    band beginning at the least value that no other contains; ascending."""
+    v = np.asarray(values, float)
+    found: list[list[int]] = []
+    least = -1.0
+    for i in map(int, np.argsort(v, kind="stable")):
+        if not found or v[i] > factor * least:
+            found.append([])
+            least = float(v[i])
+        found[-1].append(i)
+    return found
+
+
 def best_scale(measured: Values, base: Values) -> float:
     """The factor c with the least `mape` of c * base: the one-parameter baseline.
 

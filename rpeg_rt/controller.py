@@ -16,6 +16,7 @@ from typing import NoReturn
 from msgspec.structs import replace
 
 from ir_schema.envelope import canonical
+from ir_schema.trace import VERSION, Complete, Dispatch, Evaluation, Footer, Header, Part, Stopping
 from rpeg_rt.allocation import Crew
 from rpeg_rt.blame import Blame
 from rpeg_rt.clock import Clock
@@ -34,18 +35,7 @@ from rpeg_rt.protocol import Done, Hello, Ready, Start
 from rpeg_rt.realise import BoundNode, Realisation
 from rpeg_rt.signals import on_interrupt
 from rpeg_rt.snapshots.saver import Saver, boundary
-from rpeg_rt.trace import (
-    VERSION,
-    Complete,
-    Dispatch,
-    Evaluation,
-    Footer,
-    Header,
-    Part,
-    Stopping,
-    TraceWriter,
-    software_versions,
-)
+from rpeg_rt.trace import TraceWriter, software_versions
 from rpeg_rt.watch import Watch
 
 

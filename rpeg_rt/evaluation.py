@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ir_schema.trace import Evaluation
 from rpeg_rt.data.pairs import pair_matrix
 from rpeg_rt.data.prompts import token_matrix
 from rpeg_rt.engine.sharding import in_lockstep, position_of
@@ -22,7 +23,6 @@ from rpeg_rt.pool import Verified
 from rpeg_rt.protocol import Answers, Evaluate, Frame, from_array, to_array
 from rpeg_rt.realise import Realisation
 from rpeg_rt.semantics import Score, Train, Verify
-from rpeg_rt.trace import Evaluation
 
 CORRECT = 1.0
 """A reward of this or more counts as a correct response."""

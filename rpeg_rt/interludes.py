@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ir_schema.trace import Evaluation
 from rpeg_rt.checkpoints.export import new_checkpoint
 from rpeg_rt.evaluation import examination
 from rpeg_rt.fleet import Fleet
@@ -18,7 +19,7 @@ from rpeg_rt.protocol import Evaluate, Frame, Keep, Save
 from rpeg_rt.realise import Realisation
 from rpeg_rt.semantics import Train
 from rpeg_rt.snapshots.saver import Saver
-from rpeg_rt.trace import Evaluation, TraceWriter
+from rpeg_rt.trace import TraceWriter
 from rpeg_rt.watch import Watch
 
 

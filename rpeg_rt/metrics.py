@@ -13,11 +13,11 @@ from typing import Protocol
 import msgspec
 
 from ir_schema.base import Record
+from ir_schema.trace import Complete, Dispatch, Evaluation, Event, Snapshot
 from rpeg_rt.failure import FileError
 from rpeg_rt.files import LineFile
 from rpeg_rt.progress import StepReport
 from rpeg_rt.realise import Realisation
-from rpeg_rt.trace import Complete, Dispatch, Evaluation, Event, Snapshot
 
 HOST = "host"
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ir_schema.trace import Complete, Dispatch, Header, Line, Part
 from rpeg_rt.files import write_atomically
-from rpeg_rt.trace import Complete, Dispatch, Header, Line, Part
 
 _CONTROLLER = 1_000_000
 

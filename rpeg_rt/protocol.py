@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ir_schema.trace import Fused
 from rpeg_rt.bench.jobs import Job, Result
 from rpeg_rt.rows import Ranges
 from rpeg_rt.snapshots.manifest import Piece
-from rpeg_rt.trace import Fused
 
 _LENGTH = struct.Struct("!Q")
 HELLO_LIMIT = 4096

@@ -4,6 +4,7 @@ from collections import deque
 from itertools import zip_longest
 
 from ir_schema.stages import Microtask
+from ir_schema.trace import Evaluation, Part
 from rpeg_rt.dispatch import Instance
 from rpeg_rt.engine.microtasks import planned_microtasks
 from rpeg_rt.engine.routing import route
@@ -24,7 +25,6 @@ from rpeg_rt.rows import (
     union,
 )
 from rpeg_rt.semantics import Generate, Score, Train, Verify
-from rpeg_rt.trace import Evaluation, Part
 
 Traffic = dict[int, dict[int, int]]
 """Bytes by sender and receiver."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from ir_schema.problem import RunConfig
+from ir_schema.trace import Evaluation
 from rpeg_rt.allocation import arrange, gather, local_crew
 from rpeg_rt.beginning import FRESH
 from rpeg_rt.checkpoints.export import make_room, unwritable
@@ -29,7 +30,7 @@ from rpeg_rt.snapshots.directory import has_snapshots, refuse_others
 from rpeg_rt.snapshots.resuming import Resumed, resume
 from rpeg_rt.snapshots.saver import Saver
 from rpeg_rt.summary import Outcome
-from rpeg_rt.trace import Evaluation, TraceWriter, read_trace
+from rpeg_rt.trace import TraceWriter, read_trace
 from rpeg_rt.verify import verify_trace
 
 

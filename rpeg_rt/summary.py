@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ir_schema.base import Record
-from rpeg_rt.trace import Evaluation
+from ir_schema.trace import Evaluation
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 60

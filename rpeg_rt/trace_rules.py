@@ -1,5 +1,6 @@
 """When and where nodes ran: bindings, dependences, exclusivity, generation hold and order of a trace."""
 
+from ir_schema.trace import Complete, Dispatch, Evaluation, Footer, Header, Part, Snapshot, Stopping
 from rpeg_rt.dispatch import Dispatcher, Instance
 from rpeg_rt.failure import ExitCode
 from rpeg_rt.findings import Rules, Verdict
@@ -8,7 +9,6 @@ from rpeg_rt.realise import BoundNode, Realisation
 from rpeg_rt.report_rules import ReportRules
 from rpeg_rt.snapshots.contents import places_of
 from rpeg_rt.snapshots.saver import boundary
-from rpeg_rt.trace import Complete, Dispatch, Evaluation, Footer, Header, Part, Snapshot, Stopping
 
 
 class TraceRules(Rules):

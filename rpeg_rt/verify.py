@@ -6,14 +6,7 @@ A violation names the nodes and times. A run that ended early is held to the sam
 from collections.abc import Iterable
 from pathlib import Path
 
-from rpeg_rt.beginning import Beginning
-from rpeg_rt.failure import FileError, VerificationError
-from rpeg_rt.findings import Verdict
-from rpeg_rt.load import BrokenPlanError, Plan, load_plan
-from rpeg_rt.ranges import implausible
-from rpeg_rt.realise import Realisation, UnrealisableError
-from rpeg_rt.semantics import NotUnderstood
-from rpeg_rt.trace import (
+from ir_schema.trace import (
     VERSION,
     BrokenTraceError,
     Complete,
@@ -24,8 +17,15 @@ from rpeg_rt.trace import (
     Line,
     Snapshot,
     Stopping,
-    read_trace,
 )
+from rpeg_rt.beginning import Beginning
+from rpeg_rt.failure import FileError, VerificationError
+from rpeg_rt.findings import Verdict
+from rpeg_rt.load import BrokenPlanError, Plan, load_plan
+from rpeg_rt.ranges import implausible
+from rpeg_rt.realise import Realisation, UnrealisableError
+from rpeg_rt.semantics import NotUnderstood
+from rpeg_rt.trace import read_trace
 from rpeg_rt.trace_rules import TraceRules
 
 MOST_VIOLATIONS = 20

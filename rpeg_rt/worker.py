@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from ir_schema.problem import Layout
 from ir_schema.stages import Executable
+from ir_schema.trace import Fused
 from rpeg_rt.algorithms import Learner, make_learner
 from rpeg_rt.beginning import FRESH
 from rpeg_rt.bench.worker import BenchWorker
@@ -64,7 +65,6 @@ from rpeg_rt.snapshots.directory import read_manifest
 from rpeg_rt.snapshots.engines import restore, take
 from rpeg_rt.snapshots.resuming import beginning
 from rpeg_rt.store import Rows, Store, gather
-from rpeg_rt.trace import Fused
 from rpeg_rt.weights import starting_weights, write_shards
 from rpeg_rt.world import join_world
 

@@ -39,9 +39,10 @@ def verify_command(*, trace: Path, plan: Path, as_json: bool) -> None:
 )
 def trace_command(*, trace: Path, perfetto: Path) -> None:
     """Convert TRACE to a timeline with one track per GPU."""
+    from ir_schema.trace import BrokenTraceError
     from rpeg_rt.failure import FileError
     from rpeg_rt.perfetto import write_perfetto
-    from rpeg_rt.trace import BrokenTraceError, read_trace
+    from rpeg_rt.trace import read_trace
 
     try:
         write_perfetto(read_trace(trace), perfetto)

@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ir_schema.trace import Snapshot
 from rpeg_rt.protocol import Frame, Keep, Kept
 from rpeg_rt.realise import Realisation
 from rpeg_rt.snapshots.contents import places_of
 from rpeg_rt.snapshots.directory import begin, finish
 from rpeg_rt.snapshots.manifest import VERSION, Manifest, Trained, settings
-from rpeg_rt.trace import Snapshot
 
 Ask = Callable[[Mapping[int, Keep]], Mapping[int, Frame]]
 """Puts a question to workers; their answers by rank."""

@@ -12,11 +12,11 @@ from click.testing import CliRunner
 from benchmarks import vs_trl
 from benchmarks.runtime_overhead import critical, nodes_of, replay, table
 from ir_schema.model import ModelSpec
+from ir_schema.trace import Complete, Dispatch, Part
 from rpeg_rt.checkpoints.config import written
 from rpeg_rt.dispatch import Dispatcher
 from rpeg_rt.load import load_plan
 from rpeg_rt.realise import Realisation
-from rpeg_rt.trace import Complete, Dispatch, Part
 from rpegc.cli.group import run
 from tests.rpeg_rt.plans import colocated, executable, place, problem
 

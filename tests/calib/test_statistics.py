@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calib.statistics import agreement, best_scale, mape, ordered, spearman
+from calib.statistics import agreement, bands, best_scale, mape, ordered, spearman
 
 pairs = st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 1000)), min_size=2, max_size=8)
 
@@ -44,3 +44,19 @@ def test_numbers_must_match():
         agreement([1.0, 2.0], [1.0])
     with pytest.raises(ValueError, match="0 measured"):
         agreement([], [])
+
+
+def test_bands_begin_where_the_last_one_cannot_reach():
+    assert bands([9.0, 1.0, 4.0, 4.1, 16.4, 100.0], 4.0) == [[1, 2], [3, 0, 4], [5]]
+    assert bands([], 4.0) == []
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20), st.floats(1.0, 8.0))
+def test_every_value_is_in_one_band_that_is_as_wide_as_allowed(values, factor):
+    found = bands(values, factor)
+    assert sorted(i for members in found for i in members) == list(range(len(values)))
+    for members, after in zip(found, [*found[1:], []], strict=True):
+        inside = [values[i] for i in members]
+        assert max(inside) <= factor * min(inside)
+        assert all(values[i] > factor * min(inside) for i in after)

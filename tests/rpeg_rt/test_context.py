@@ -5,11 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ir_schema.trace import Complete, Line
 from rpeg_rt.cli import main
 from rpeg_rt.failure import PreflightError
 from rpeg_rt.load import load_plan
 from rpeg_rt.preflight import Machine, check
-from rpeg_rt.trace import Complete, Line, read_trace
+from rpeg_rt.trace import read_trace
 from rpeg_rt.verify import verify_trace
 from rpegc.cli.group import run as rpegc
 from tests.rpeg_rt.plans import colocated, executable, place, problem, write_prompts

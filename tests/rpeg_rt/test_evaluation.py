@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ir_schema.problem import Placement
+from ir_schema.trace import Dispatch, Evaluation
 from rpeg_rt.data.prompts import load_prompts
 from rpeg_rt.data.tokenizers import ByteTokenizer
 from rpeg_rt.evaluation import examination
@@ -22,7 +23,7 @@ from rpeg_rt.pool import HELD_OUT, Verified
 from rpeg_rt.protocol import Answers, from_array, to_array
 from rpeg_rt.realise import Realisation
 from rpeg_rt.run import Settings, execute
-from rpeg_rt.trace import Dispatch, Evaluation, TraceWriter, read_trace
+from rpeg_rt.trace import TraceWriter, read_trace
 from rpeg_rt.verify import verify_trace
 from tests.reference.runs import from_problem
 from tests.rpeg_rt.plans import colocated, executable, from_pairs, place, problem, verify, write_plan

@@ -7,13 +7,14 @@ import msgspec
 import pytest
 
 from ir_schema.stages import Executable, Microtask, MicrotaskSchedule
+from ir_schema.trace import Complete, Fused, Line, Part
 from rpeg_rt.engine.microtasks import schedule_hash
 from rpeg_rt.failure import PreflightError
 from rpeg_rt.load import load_plan
 from rpeg_rt.preflight import Machine, check
 from rpeg_rt.realise import Realisation
 from rpeg_rt.run import Settings, execute
-from rpeg_rt.trace import Complete, Fused, Line, Part, read_trace
+from rpeg_rt.trace import read_trace
 from rpeg_rt.verify import verify_trace
 from tests.rpeg_rt.plans import colocated, executable, problem, trained, write_plan
 from tests.rpeg_rt.test_runs import CASES

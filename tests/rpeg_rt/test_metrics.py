@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from ir_schema.trace import Complete, Dispatch, Evaluation
 from rpeg_rt.cli import main
 from rpeg_rt.run import Settings, execute
-from rpeg_rt.trace import Complete, Dispatch, Evaluation, read_trace
+from rpeg_rt.trace import read_trace
 from tests.rpeg_rt.plans import colocated, executable, place, problem, write_plan
 
 STEPS = 4

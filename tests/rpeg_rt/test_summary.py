@@ -2,8 +2,8 @@
 
 import pytest
 
+from ir_schema.trace import Evaluation
 from rpeg_rt.summary import Outcome, ends, render, size, sparkline
-from rpeg_rt.trace import Evaluation
 
 
 def test_a_nearly_flat_curve_looks_flat() -> None:

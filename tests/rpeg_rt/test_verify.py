@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from ir_schema.trace import BrokenTraceError, Complete, Dispatch, Footer, Line
 from rpeg_rt.cli import main
 from rpeg_rt.load import load_plan
 from rpeg_rt.perfetto import convert
 from rpeg_rt.run import Settings, execute
-from rpeg_rt.trace import BrokenTraceError, Complete, Dispatch, Footer, Line, TraceWriter, read_trace
+from rpeg_rt.trace import TraceWriter, read_trace
 from rpeg_rt.verify import verify_trace
 from tests.rpeg_rt.plans import colocated, executable, place, problem, write_plan
 

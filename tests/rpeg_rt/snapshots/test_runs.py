@@ -18,12 +18,13 @@ from safetensors.torch import load_file
 
 from ir_schema.model import Experts
 from ir_schema.problem import Optimizer, Placement, Problem
+from ir_schema.trace import Dispatch, Footer, Header, Line, Snapshot, Stopping
 from rpeg_rt.cli import main
 from rpeg_rt.failure import InterruptedRunError
 from rpeg_rt.load import load_plan
 from rpeg_rt.run import Settings, execute
 from rpeg_rt.snapshots.directory import newest, place_of
-from rpeg_rt.trace import Dispatch, Footer, Header, Line, Snapshot, Stopping, read_trace
+from rpeg_rt.trace import read_trace
 from rpeg_rt.verify import verify_file, verify_trace
 from tests.rpeg_rt.plans import colocated, executable, place, problem, trained, without_critic, write_plan
 from tests.rpeg_rt.random_plans import random_plan, random_problem
