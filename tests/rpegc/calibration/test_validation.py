@@ -226,9 +226,9 @@ def test_operators_are_measured_and_compared(folder: Path, capfd) -> None:
 
 @pytest.mark.slow
 def test_the_tasks_of_a_launcher_measure_together(folder: Path) -> None:
-    program = Path(sys.executable).parent / "rpeg-calib"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--no-python"]
-    command = [*launcher, str(program), "validate", "cpu-2core", "-o", "out", "--quick", "--json"]
+    program = [sys.executable, "-c", "import sys; from rpegc.cli import calib_main; sys.exit(calib_main())"]
+    command = [*launcher, *program, "validate", "cpu-2core", "-o", "out", "--quick", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)  # the first task's alone
