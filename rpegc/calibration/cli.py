@@ -4,12 +4,14 @@ from collections.abc import Sequence
 
 import click
 
+from rpegc.calibration.run_command import run_command
 from rpegc.cli.console import HELP_OPTIONS, Console, console_options
 from rpegc.diagnostics import Source
 
-HELP_TEXT = """Hardware files: fit them to measurements, show them, compare them.
+HELP_TEXT = """Hardware files: measure machines, fit tables, show them, compare them.
 
 \b
+  rpeg-calib run -o mine.json                         of the machine at hand, measured
   rpeg-calib fit sweep.csv --onto h100 -o mine.json   measured figures in place of others
   rpeg-calib show mine.json                           parameters, residuals, sources
   rpeg-calib diff h100 mine.json                      what differs, and by which factor
@@ -143,6 +145,9 @@ def diff_command(*, console: Console, before: str, after: str, as_json: bool) ->
         return 1 if found else 0
 
     return console.guard(work, at_fault=EXIT_USAGE)
+
+
+cli.add_command(run_command)
 
 
 def run(args: Sequence[str]) -> int:
