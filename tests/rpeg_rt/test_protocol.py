@@ -116,9 +116,7 @@ def test_strangers_are_dropped_without_a_word(fleet: Fleet, opening: bytes) -> N
     assert stranger.recv(1) == b""
 
 
-def test_who_does_not_say_who_it_is_in_time_is_dropped(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_does_not_say_who_it_is_in_time_is_dropped(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it is silent or never comes to an end; a worker that is late, but in time, is admitted."""
     monkeypatch.setattr("rpeg_rt.fleet.HELLO_SECONDS", 0.5)
     silent, worker, endless = (connect(fleet) for _ in range(3))
