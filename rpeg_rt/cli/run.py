@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from rpeg_rt.cli.launched import controller
+from rpeg_rt.failure import AlreadyDone
 
 if TYPE_CHECKING:
     from rpeg_rt.metrics import StepMetrics
@@ -145,7 +146,11 @@ def run_command(
         port=port,
         launch=launch,
     )
-    outcome = execute(plan, settings, _progress(quiet), _warn, lambda text: _note(text, quiet))
+    try:
+        outcome = execute(plan, settings, _progress(quiet), _warn, lambda text: _note(text, quiet))
+    except AlreadyDone as exc:
+        click.echo("null" if as_json else str(exc))
+        return
     click.echo(msgspec.json.encode(outcome).decode() if as_json else render(outcome))
 
 
