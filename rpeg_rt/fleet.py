@@ -23,20 +23,9 @@ import msgspec
 
 import rpeg_rt
 from rpeg_rt.peer import Peer
-from rpeg_rt.protocol import (
-    FRAME_LIMIT,
-    Assign,
-    Ended,
-    Frame,
-    Hello,
-    Join,
-    Message,
-    ProtocolError,
-    Signalled,
-    Stop,
-    authentic,
-)
+from rpeg_rt.protocol import Assign, Ended, Frame, Hello, Join, Message, Signalled, Stop, authentic
 from rpeg_rt.spawn import LOG_LINES
+from rpeg_rt.wire import FRAME_LIMIT, ProtocolError
 
 CLOSE_SECONDS = 5.0
 HELLO_SECONDS = 30.0

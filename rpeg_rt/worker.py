@@ -22,7 +22,6 @@ from rpeg_rt.network import keep_alive
 from rpeg_rt.protocol import (
     PULSE_SECONDS,
     Bench,
-    Channel,
     Command,
     Evaluate,
     Failed,
@@ -34,6 +33,7 @@ from rpeg_rt.protocol import (
     Start,
     Stop,
 )
+from rpeg_rt.wire import Channel
 
 
 def _failure(command: Command | None, exc: BaseException) -> Failed:

@@ -12,22 +12,8 @@ from hypothesis import strategies as st
 
 from rpeg_rt.fleet import Fleet, Lost, Received
 from rpeg_rt.joining import local_fleet
-from rpeg_rt.protocol import (
-    HELLO_LIMIT,
-    Channel,
-    Command,
-    Failed,
-    FrameBuffer,
-    Hello,
-    Move,
-    ProtocolError,
-    RowsFrame,
-    Stop,
-    authentic,
-    encode,
-    from_array,
-    to_array,
-)
+from rpeg_rt.protocol import Command, Failed, Hello, Move, RowsFrame, Stop, authentic, from_array, to_array
+from rpeg_rt.wire import HELLO_LIMIT, Channel, FrameBuffer, ProtocolError, encode
 
 COMMAND = Command(
     node=3,
