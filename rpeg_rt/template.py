@@ -53,7 +53,7 @@ def check_template(executable: Executable, vertices: dict[str, Vertex]) -> None:
         operators = [n for n in executable.template if n.kind == "Op" and vertex in vertices_of(n)]
         if not operators:
             raise UnrealisableError(f"the template has no Op for vertex `{vertex}`")
-        if sorted((n.phase, n.phases) for n in operators) != [
+        if sorted((n.phase or 0, n.phases) for n in operators) != [
             (q, len(operators)) for q in range(1, len(operators) + 1)
         ]:
             raise UnrealisableError(f"the template does not have each phase of vertex `{vertex}` once")

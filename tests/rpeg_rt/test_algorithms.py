@@ -27,7 +27,7 @@ from tests.rpeg_rt.plans import verify, write_prompts
 from tests.rpeg_rt.random_plans import random_plan, random_problem, with_experts, write_tokenizer
 
 PRESETS = ("ppo", "ppo_shared", "grpo", "rloo", "reinforce", "dpo")
-QUICK = {"ppo": (3,), "ppo_shared": (3,), "grpo": (2,), "rloo": (3,), "reinforce": (2,), "dpo": (3,)}
+QUICK = {"ppo": (7,), "ppo_shared": (3,), "grpo": (2,), "rloo": (3,), "reinforce": (2,), "dpo": (3,)}
 SLOW = range(10, 18)
 CASES = [(preset, seed) for preset, seeds in QUICK.items() for seed in seeds]
 CASES += [

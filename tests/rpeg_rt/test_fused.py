@@ -100,7 +100,7 @@ def test_replicas_with_different_rows_go_through_the_same_microtasks(name: str, 
         fuse=True,
         cost_model="megatron",
         workload={"prompts": 6, "rollouts": 1, "epochs": 2, "minibatches": 4},
-        run={"steps": 2, "tokenizer": "tokenizer.json"},
+        run={"steps": 1, "tokenizer": "tokenizer.json"},
     )
     experts = Experts(routed=4, top_k=2, ffn=8)
     changes = {"vocabulary": len(CHARACTERS) + 1, "family": "mixtral", "experts": experts}
