@@ -16,7 +16,7 @@ from rpeg_rt.checkpoints.directory import lay_out_tensors, write_json
 from rpeg_rt.data.tokenizers import GENERATION, Tokenizer
 from rpeg_rt.engine.architecture import canonical_shapes
 from rpeg_rt.failure import FileError
-from rpeg_rt.files import make_directory
+from rpeg_rt.files import make_directory, synchronise
 
 ORIGIN = "rpeg.json"
 """The file beside the weights that says where they are from."""
@@ -84,6 +84,9 @@ def new_checkpoint(
         shapes = {saved_name(name, family): shape for name, shape in canonical_shapes(spec).items()}
         lay_out_tensors(part, shapes, precision)
         yield part
+        for path in (*part.iterdir(), part):
+            synchronise(path)
         part.replace(directory)
+        synchronise(directory.parent)
     except OSError as exc:
         raise FileError(f"cannot write the checkpoint {directory}: {exc.strerror}") from exc
