@@ -1,6 +1,6 @@
 """What no machine measures: sweeps in which size does not matter, and values that no machine has."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -77,11 +77,15 @@ def faults(samples: Samples, hardware: Hardware, changes: Iterable[Change]) -> I
             f"whole layers run at {hardware.peak_flops:.3g} FLOP/s and their products alone at "
             f"{hardware.product_flops:.3g}",
         )
-    measured = [*samples.products, *samples.transfers, *samples.operators]
-    spreads = []
-    for sample in measured:
-        low, middle, high = np.quantile(sample.seconds, (0.25, 0.5, 0.75))
-        spreads.append((high - low) / middle)
-    if spreads and float(np.median(spreads)) > _UNSTEADY:
-        share = 100 * float(np.median(spreads))
-        yield warning("W944", f"half of all samples spread by more than {share:.0f} % of their median")
+    for kind in ("products", "transfers", "operators"):
+        spreads = [_spread(s.seconds) for s in getattr(samples, kind)]
+        if spreads and float(np.median(spreads)) > _UNSTEADY:
+            share = 100 * float(np.median(spreads))
+            text = f"half of the {len(spreads)} {kind} spread by more than {share:.0f} % of their median"
+            yield warning("W944", text)
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    """Distance of the quartiles over the median."""
+    low, middle, high = np.quantile(seconds, (0.25, 0.5, 0.75))
+    return float((high - low) / middle)

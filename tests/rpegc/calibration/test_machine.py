@@ -10,7 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from calib.hardware import load_hardware
+from ir_schema.base import Role
 from ir_schema.hardware import AlphaBeta, Dispatch, Hardware, Tiers
+from ir_schema.model import ModelSpec
+from ir_schema.problem import Placement, Workload
 from ir_schema.samples import (
     VERSION,
     CopySample,
@@ -106,11 +109,26 @@ def synthetic(hardware: Hardware, noise: float = 0.0, seed: int = 0) -> Samples:
 
 
 def operators() -> list[OperatorCase]:
-    """Every role in a few layouts, small enough to be predicted often."""
-    from rpeg_rt.bench.cases import calibrating, expand
+    """Every role of two models in a few layouts, and a forward pass of a large one."""
 
-    found = [c for grid in calibrating(False, False) for c in expand([grid], [4])]
-    return [c for c in found if c.placement.microbatches == 1 or c.model.layers == 2][::2]
+    def case(role: Role, size: tuple[int, int], layout: tuple[int, int, int], batch: int) -> OperatorCase:
+        layers, hidden = size
+        dp, pp, tp = layout
+        model = ModelSpec(
+            layers=layers, hidden=hidden, ffn=3 * hidden, vocabulary=4 * hidden, head="lm",
+            bytes_per_parameter=4, attention_heads=hidden // 32, kv_heads=hidden // 32,
+        )  # fmt: skip
+        placement = Placement(
+            origin=(0, 0, 0), extent=(1, 1, dp * pp * tp), data_parallel=dp, pipeline_parallel=pp,
+            tensor_parallel=tp, microbatches=2,
+        )  # fmt: skip
+        workload = Workload(prompts=batch, rollouts=1, prompt_length=2 * batch, response_length=2 * batch)
+        return OperatorCase(role=role, model=model, workload=workload, placement=placement)
+
+    roles: tuple[Role, ...] = ("generation", "inference", "training")
+    layouts = ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (4, 1, 1))
+    found = [case(r, m, x, b) for r in roles for m in ((2, 64), (6, 128)) for x in layouts for b in (8, 32)]
+    return [*found, case("inference", (4, 512), (1, 1, 1), 64)]
 
 
 SAMPLES = synthetic(PLANTED)
