@@ -8,14 +8,13 @@ is fitted to all operators at once, everything else being as measured. Times are
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from calib.fits import products, transfer
 from calib.fitting import Array, fit
 from ir_schema.base import TIERS, Tier
 from ir_schema.diagnostics import Diagnostic
-from ir_schema.hardware import AlphaBeta, Dispatch, Hardware, NonGemmReference
+from ir_schema.hardware import AlphaBeta, Dispatch, Hardware, NonGemmReference, Provenance
 from ir_schema.samples import OperatorSample, Samples, TransferSample
 from rpegc.calibration.draft import Change, Draft, TransferField, digits, replace, warning
 from rpegc.calibration.operators import forward_flops, predict
@@ -291,9 +290,8 @@ def _described(samples: Samples, base: Hardware, name: str) -> Hardware:
         f"measured {e.started} on {', '.join(e.machines)} ({what}) with {'+'.join(map(str, e.workers))} "
         f"workers of {e.threads} threads, {e.backend}{load}; {software}"
     )
-    old = base.provenance
-    provenance = msgspec.structs.replace(
-        old or Draft(base).hardware.provenance,
+    provenance = replace(
+        base.provenance or Provenance(name=""),
         name=name,
         nominal=False,
         medians=_medians(samples),

@@ -1,6 +1,7 @@
 """A plot for every fit of a calibration."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ def check_pictures(directory: str) -> None:
 def draw(directory: str, curves: Sequence[Curve]) -> None:
     """Write NAME.png for every fit."""
     for curve in curves:
-        write_plot(str(Path(directory) / f"{curve.name}.png"), lambda figure, c=curve: _one(figure, c))
+        write_plot(str(Path(directory) / f"{curve.name}.png"), partial(_one, curve))
 
 
-def _one(figure: Any, curve: Curve) -> None:
+def _one(curve: Curve, figure: Any) -> None:
     axes = figure.add_subplot()
     if curve.axis == "measured":
         both = np.concatenate([curve.measured, curve.fitted])
