@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import click
@@ -22,6 +23,7 @@ from calib.statistics import Agreement, agreement, best_scale
 from ir_schema.envelope import pretty
 from passes.cost import parameters
 from passes.cost.megatron_memory import training_state
+from passes.uncertainty import COVERAGE, spread_of
 from rpegc.calibration.operators import alone, nodes_for
 from rpegc.plots import check_plot, write_plot
 from rpegc.stagefiles import make_directory, write_bytes
@@ -32,36 +34,47 @@ OUT = HERE / "results" / "published"
 
 @dataclass(frozen=True)
 class Outcome:
-    """A case with its prediction, and what one efficiency is fitted to: operations per GPU, or bytes."""
+    """A case with its prediction, and what one efficiency is fitted to: operations per GPU, or bytes.
+    `spread` is the standard deviation of ln(measured / predicted) that the hardware file expects of times."""
 
     case: Case
     predicted: float
     base: float
+    spread: float | None = None
+
+    @property
+    def within(self) -> bool:
+        """Whether the measured time lies in the predicted interval."""
+        assert self.spread is not None, "a time has one"
+        tail = NormalDist().inv_cdf((1 + COVERAGE) / 2)
+        return abs(math.log(self.case.measured / self.predicted)) <= tail * self.spread
 
 
-def predict(case: Case) -> float:
-    """What the compiler says of the measured quantity. Of operators that may have been meant, the fastest
-    that fits into memory: who published it had tried them."""
+def predict(case: Case) -> tuple[float, float | None]:
+    """What the compiler says of the measured quantity, and its spread. Of operators that may have been meant,
+    the fastest that fits into memory: who published it had tried them."""
     found = []
+    spread = spread_of(case.hardware)
     for operator in case.operators:
         space = nodes_for(operator.placement.layout.gpus)
         model, vertex = alone(operator, case.hardware, space)
         if case.quantity == "state":
-            return sum(training_state(operator.model, operator.placement.layout).values())
+            return sum(training_state(operator.model, operator.placement.layout).values()), None
         if case.quantity == "activations":
-            return model.residency.transient(vertex, operator.placement)["layer_inputs"]
+            return model.residency.transient(vertex, operator.placement)["layer_inputs"], None
         available = case.hardware.memory_bytes * (1 - case.hardware.runtime_reserve)
         if len(case.operators) > 1 and model.operator_bytes(vertex, operator.placement) > available:
             continue
-        whole = sum(model.operator(vertex, operator.placement).values())
+        parts = model.operator(vertex, operator.placement)
+        whole, off = sum(parts.values()), spread.operator(operator.role, parts)
         if case.quantity == "seconds":
-            found.append(whole)
+            found.append((whole, off))
             continue
         # The prefills of all others happen while a request decodes; its own is in the time to first token.
         workload = operator.workload
         first = _seconds_of_first_token(case)
         share = 1 / workload.sequences
-        found.append((whole - share * first) / (workload.response_length - 1))
+        found.append(((whole - share * first) / (workload.response_length - 1), off))
     return min(found)
 
 
@@ -117,6 +130,7 @@ HEADER = (
     "MAPE",
     "Spearman",
     "ordered",
+    f"in the {100 * COVERAGE:.0f} % interval",
     "baseline MAPE",
     "baseline Spearman",
     "baseline ordered",
@@ -132,7 +146,9 @@ def summary(outcomes: Sequence[Outcome]) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     for (name, part), members in by_set(outcomes).items():
         ours, theirs = errors(members)
-        rows.append((name, part, ours.n, *told(ours), *told(theirs)))
+        times = [o for o in members if o.spread is not None]
+        share = sum(o.within for o in times) / len(times) if times else math.nan
+        rows.append((name, part, ours.n, *told(ours), _share(100 * share, "{:.0f} %"), *told(theirs)))
     return rows
 
 
@@ -162,7 +178,8 @@ def draw(outcomes: Sequence[Outcome], figure: Any) -> None:
 def run() -> tuple[list[Outcome], Counter[tuple[str, str]]]:
     """All predictions, and what was left out."""
     found, missing = cases()
-    return [Outcome(c, predict(c), base(c)) for c in found], missing
+    predicted = [(c, *predict(c)) for c in found]
+    return [Outcome(c, value, base(c), spread) for c, value, spread in predicted], missing
 
 
 PREDICTIONS = ("set", "part", "case", "quantity", "measured", "predicted")
