@@ -2,7 +2,7 @@
 
 `python -m benchmarks.published` predicts every row of `calib/data` that an operator of a plan expresses, with
 the shipped hardware files, and writes `results/published`: every prediction, the errors by set beside those
-of one fitted efficiency, what was left out and why, and a plot. It takes seconds.
+of one fitted efficiency, which errors go together, what was left out and why, and a plot. It takes seconds.
 """
 
 import math
@@ -16,6 +16,8 @@ from statistics import NormalDist
 from typing import Any
 
 import click
+import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.published_rows import Case, cases
 from benchmarks.study import HERE, provenance
@@ -137,6 +139,9 @@ HEADER = (
 )
 
 
+SHARED = ("part", "in common", "pairs", "correlation of errors")
+
+
 def summary(outcomes: Sequence[Outcome]) -> list[tuple[object, ...]]:
     """A row of `HEADER` by set and part."""
 
@@ -150,6 +155,42 @@ def summary(outcomes: Sequence[Outcome]) -> list[tuple[object, ...]]:
         share = sum(o.within for o in times) / len(times) if times else math.nan
         rows.append((name, part, ours.n, *told(ours), _share(100 * share, "{:.0f} %"), *told(theirs)))
     return rows
+
+
+ONE_NODE = "training, one node, vTrain"
+
+
+def shared(outcomes: Sequence[Outcome]) -> list[tuple[object, ...]]:
+    """Which iterations of `ONE_NODE` are off alike: part, pairs by what they have in common, how many there
+    are, and the correlation of their ln(measured / predicted)."""
+    rows: list[tuple[object, ...]] = []
+    for (name, part), members in by_set(outcomes).items():
+        if name != ONE_NODE:
+            continue
+        error = np.array([math.log(o.case.measured / o.predicted) for o in members])
+        product = np.outer(error - error.mean(), error - error.mean()) / error.var()
+        placed = [o.case.operator.placement for o in members]
+        model = _equal([o.case.operator.model for o in members])
+        batch = _equal([o.case.operator.workload.sequences for o in members])
+        layout = _equal([p.layout for p in placed])
+        microbatches = _equal([p.microbatches for p in placed])
+        pairs = {
+            "layout and microbatch size, other model": layout & batch & microbatches & ~model,
+            "layout and model, other microbatch size": layout & batch & model & ~microbatches,
+            "model and batch, other layout": batch & model & ~layout,
+        }
+        for what, alike in pairs.items():
+            once = np.triu(alike, 1)
+            rows.append((part, what, int(once.sum()), f"{product[once].mean():.2f}"))
+    return rows
+
+
+def _equal(values: Sequence[object]) -> NDArray[np.bool_]:
+    """Which of all pairs of values are equal, a square."""
+    number = {v: i for i, v in enumerate(dict.fromkeys(values))}
+    column = np.array([number[v] for v in values])
+    equal: NDArray[np.bool_] = column[:, None] == column
+    return equal
 
 
 def _share(value: float, form: str) -> str:
@@ -211,6 +252,8 @@ def main(output: Path) -> None:
     make_directory(output)
     write_bytes(str(output / "predictions.csv"), predictions(outcomes))
     write_bytes(str(output / "sets.csv"), csv_bytes(HEADER, rows))
+    alike = shared(outcomes)
+    write_bytes(str(output / "shared.csv"), csv_bytes(SHARED, alike))
     left_out = [(file, reason, n) for (file, reason), n in missing.items()]
     write_bytes(str(output / "left_out.csv"), csv_bytes(("file", "reason", "rows"), left_out))
     write_plot(str(output / "scatter.png"), lambda figure: draw(outcomes, figure), inches=(13.0, 4.5))
@@ -218,6 +261,8 @@ def main(output: Path) -> None:
     told = provenance("python -m benchmarks.published", seconds, 1)
     write_bytes(str(output / "provenance.json"), pretty(told))
     print(table(HEADER, rows, right=range(2, len(HEADER))))
+    print()
+    print(table(SHARED, alike, right=(2, 3)))
     print("\nleft out:")
     print(table(("rows", "file", "reason"), [(n, f, r) for f, r, n in left_out], right=(0,)))
     print(f"{seconds:.0f} s", file=sys.stderr)

@@ -139,14 +139,13 @@ def relation(plan: Scheduled, other: Scheduled) -> Relation | None:
 def unknown(problem: Problem) -> str:
     """Why step times of plans of `problem` have no interval; empty if they have one."""
     if problem.options.cost_model != "megatron":
-        return f"errors were measured with cost model `megatron`, not with `{problem.options.cost_model}`"
+        return f"no interval: errors are those of model `megatron`, not of `{problem.options.cost_model}`"
     spread = spread_of(problem.hardware)
     roles = {v.role for v in problem.graph.vertices if v.model is not None}
     missing = [r for r in _ROLES if r in roles and r not in spread.roles] if spread.kernels is None else []
     if not missing:
         return ""
-    what = ", ".join(missing)
-    return f"hardware file `{_name(problem.hardware)}` does not say how far predictions of {what} are off"
+    return f"no interval: hardware file `{_name(problem.hardware)}` has no errors of {', '.join(missing)}"
 
 
 def _exact(scheduled: Scheduled) -> str:
