@@ -43,7 +43,8 @@ class Provenance(Record, frozen=True, kw_only=True, omit_defaults=True):
     from, and the mean relative error of the fit that it comes from. `spread` is how far predictions with all
     parameters together are off: the standard deviation of ln(measured / predicted) of whole operators by role
     and of `transfers` between them, where they were measured. `limits` are the data sheet's: FLOP/s of
-    `peak_flops`, bytes/s of `memory_bandwidth` and of tiers (`point_to_point.intra`).
+    `peak_flops`, bytes/s of `memory_bandwidth` and of tiers (`point_to_point.intra`). `models` identifies the
+    models whose operators parameters were fitted to: a validation has to use others.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Provenance(Record, frozen=True, kw_only=True, omit_defaults=True):
     residuals: dict[str, float] = {}
     spread: dict[Measured, float] = {}
     limits: dict[str, float] = {}
+    models: tuple[str, ...] = ()
     notes: str = ""
 
 
