@@ -41,7 +41,7 @@ class Provenance(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     `sources` and `residuals` go by parameter (`peak_flops`, `collective.intra`): what a figure was taken
     from, and the mean relative error of the fit that it comes from. `spread` is how far predictions with all
-    parameters together are off: the standard deviation of ln(measured / predicted) of whole operators by role
+    parameters together are off: the root mean square of ln(measured / predicted) of whole operators by role
     and of `transfers` between them, where they were measured. `limits` are the data sheet's: FLOP/s of
     `peak_flops`, bytes/s of `memory_bandwidth` and of tiers (`point_to_point.intra`). `models` identifies the
     models whose operators parameters were fitted to: a validation has to use others.

@@ -192,9 +192,9 @@ def test_residuals_say_what_no_spread_does():
 
 
 def searched(spread: dict[str, float]) -> Configuration:
-    problem = ppo((1, 1, 2), cost_model="megatron", search=SearchSpace(split=("never",)))
+    problem = ppo((1, 1, 4), cost_model="megatron", search=SearchSpace(split=("never",)))
     hardware = replace(problem.hardware, provenance=Provenance(name="here", spread=spread))
-    return Search(budget=100, threads=1).run(replace(problem, hardware=hardware))
+    return Search(budget=60, threads=1).run(replace(problem, hardware=hardware))
 
 
 def test_the_search_says_which_plans_it_cannot_tell_apart():
