@@ -36,7 +36,8 @@ class Provenance(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     `sources` and `residuals` go by parameter (`peak_flops`, `collective.intra`): what a figure was taken
     from, and the mean relative error of the fit that it comes from. `limits` are the data sheet's: FLOP/s of
-    `peak_flops`, bytes/s of `memory_bandwidth` and of tiers (`point_to_point.intra`).
+    `peak_flops`, bytes/s of `memory_bandwidth` and of tiers (`point_to_point.intra`). `models` identifies the
+    models whose operators parameters were fitted to: a validation has to use others.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Provenance(Record, frozen=True, kw_only=True, omit_defaults=True):
     sources: dict[str, str] = {}
     residuals: dict[str, float] = {}
     limits: dict[str, float] = {}
+    models: tuple[str, ...] = ()
     notes: str = ""
 
 

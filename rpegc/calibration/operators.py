@@ -1,6 +1,7 @@
 """Operators by themselves: what the cost model says of one, and training iterations of tables as such."""
 
 from functools import cache
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -35,6 +36,21 @@ def operator_seconds(case: OperatorCase, hardware: Hardware, space: DeviceSpace)
     """Predicted time of the operator."""
     model, vertex = alone(case, hardware, space)
     return sum(model.operator(vertex, case.placement).values())
+
+
+class Prediction(NamedTuple):
+    """What the cost model says of an operator by itself: its time, and the bytes on its fullest GPU, weights
+    and training state included."""
+
+    seconds: float
+    nbytes: int
+
+
+def predict(case: OperatorCase, hardware: Hardware) -> Prediction:
+    """Time and memory of the operator on a machine that consists of its placement's GPUs."""
+    model, vertex = alone(case, hardware, case.placement.extent)
+    seconds = sum(model.operator(vertex, case.placement).values())
+    return Prediction(seconds, model.operator_bytes(vertex, case.placement))
 
 
 def nodes_for(gpus: int) -> DeviceSpace:
