@@ -133,14 +133,24 @@ def calibrating(gpu: bool, quick: bool) -> tuple[Grid, ...]:
         forward = Workload(prompts=4, rollouts=1, prompt_length=128, response_length=128)
         short = Workload(prompts=8, rollouts=1, prompt_length=8, response_length=16)
         longer = Workload(prompts=32, rollouts=1, prompt_length=24, response_length=40)
-    peak = Grid(models={"large": large}, roles=("inference",), workloads=(forward,), layouts=_ALONE)
-    small = Grid(
-        models={"shallow": shallow} if quick else {"deep": deep, "shallow": shallow},
-        workloads=(short,) if quick else (short, longer),
-        layouts=_ALONE if quick else (*_ALONE, *_PAIRS, _FOURS[0]),
-        microbatches=(1, 4),
+    whole = Grid(
+        models={"large": large}, roles=("inference", "training"), workloads=(forward,), layouts=_ALONE
     )
-    return peak, small
+    if quick:
+        return whole, Grid(
+            models={"shallow": shallow}, workloads=(short,), layouts=_ALONE, microbatches=(1, 4)
+        )
+    together = (_FOURS[0], _FOURS[2])
+    return (
+        whole,
+        Grid(models={"deep": deep}, workloads=(short, longer), layouts=(*_ALONE, *_PAIRS)),
+        Grid(
+            models={"shallow": shallow},
+            workloads=(longer,),
+            layouts=(*_ALONE, *_PAIRS, *together),
+            microbatches=(1, 4),
+        ),
+    )
 
 
 def examining(gpu: bool, quick: bool) -> tuple[Grid, ...]:

@@ -3,9 +3,10 @@
 import ctypes
 import gc
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.autograd import profiler
@@ -18,12 +19,15 @@ def peak_tensor_bytes(prepare: Callable[[], Callable[[], object]]) -> int:
     """The most bytes of live tensors at once during the second call of what `prepare` makes, with all that
     `prepare` and the first call left behind, above what was there before.
 
-    On CPU they are what the allocator tells the profiler, temporaries inside kernels included.
+    On CPU they are what the allocator counts, temporaries inside kernels included, whenever this thread
+    takes or returns memory: what threads of communication return is no longer counted then.
     """
+    gc.collect()
     if torch.cuda.is_available():
         before = torch.cuda.memory_allocated()
         call = prepare()
         call()
+        gc.collect()
         torch.cuda.reset_peak_memory_stats()
         call()
         torch.cuda.synchronize()
@@ -31,27 +35,41 @@ def peak_tensor_bytes(prepare: Callable[[], Callable[[], object]]) -> int:
     with profiler.profile(use_device=None, profile_memory=True) as profile:
         call = prepare()
         call()
+        gc.collect()  # What preparation has left behind in circles is not the operator's.
         with profiler.record_function(_MARK):
             call()
-    changes, watched = [], None
-    for event in profile.kineto_results.events():
-        if event.name() == "[memory]":
-            changes.append((event.start_ns(), event.nbytes()))
-        elif event.name() == _MARK:
-            watched = (event.start_ns(), event.end_ns())
+    levels, watched = [], None
+    for event in _events(profile.kineto_results.experimental_event_tree()):
+        if event.name == "[memory]":
+            told = event.extra_fields
+            levels.append((event.start_time_ns, told.total_allocated, told.alloc_size))
+        elif event.name == _MARK:
+            watched = (event.start_time_ns, event.end_time_ns)
     assert watched is not None, "the profiler has lost the mark"
-    return highest(changes, *watched)
+    return highest(levels, *watched)
 
 
-def highest(changes: Iterable[tuple[int, int]], begin: int, end: int) -> int:
-    """The highest running sum of (time, change), at any time from `begin` to `end`."""
-    level = most = 0
-    for at, change in sorted(changes, key=lambda c: c[0]):
+def _events(roots: Iterable[Any]) -> Iterator[Any]:
+    """All events of the profiler's trees, in no order."""
+    left = list(roots)
+    while left:
+        event = left.pop()
+        yield event
+        left += event.children
+
+
+def highest(levels: Iterable[tuple[int, int, int]], begin: int, end: int) -> int:
+    """The highest level at any time from `begin` to `end` above the one before the first change, of (time,
+    level after a change, the change)."""
+    ordered = sorted(levels, key=lambda c: c[0])
+    if not ordered:
+        return 0
+    before = most = ordered[0][1] - ordered[0][2]
+    for at, level, _ in ordered:
         if at > end:
             break
-        level += change
         most = level if at < begin else max(most, level)
-    return most
+    return most - before
 
 
 def forget_peak() -> None:

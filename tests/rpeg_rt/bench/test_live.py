@@ -15,7 +15,9 @@ def test_the_highest_level_of_an_interval(changes: list[tuple[int, int]], begin:
     changes = sorted(dict(changes).items())  # one change at a time
     level = {t: sum(change for at, change in changes if at <= t) for t in range(-1, 50)}
     expected = max(level[t] for t in range(begin - 1, begin + length + 1))
-    assert highest(changes, begin, begin + length) == expected
+    before = 1000
+    levels = [(t, before + level[t], change) for t, change in changes]
+    assert highest(levels, begin, begin + length) == expected
 
 
 def test_live_tensors_are_counted_to_the_byte() -> None:
