@@ -125,4 +125,9 @@ def impossible_values(hardware: Hardware) -> list[tuple[str, str]]:
         for tier in TIERS:
             check(f"{field}.{tier}.alpha", tiers.at(tier).alpha, zero=True)
             check(f"{field}.{tier}.beta", tiers.at(tier).beta, zero=True)
+    if hardware.provenance is not None:
+        for name, residual in hardware.provenance.residuals.items():
+            check(f"provenance.residuals.{name}", residual, zero=True)
+        for what, spread in hardware.provenance.spread.items():
+            check(f"provenance.spread.{what}", spread, zero=True)
     return found

@@ -1,6 +1,11 @@
 """The hardware file: what one machine kind can do, per GPU and per network tier."""
 
+from typing import Literal
+
 from ir_schema.base import Record, Tier
+
+Measured = Literal["generation", "inference", "training", "transfers"]
+"""What of a plan is measured as a whole: operators by role, and transfers between them."""
 
 
 class AlphaBeta(Record, frozen=True, kw_only=True):
@@ -44,7 +49,9 @@ class Provenance(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Where the numbers come from. `nominal` stays true until somebody calibrates the machine.
 
     `sources` and `residuals` go by parameter (`peak_flops`, `collective.intra`): what a figure was taken
-    from, and the mean relative error of the fit that it comes from. `limits` are the data sheet's: FLOP/s of
+    from, and the mean relative error of the fit that it comes from. `spread` is how far predictions with all
+    parameters together are off: the root mean square of ln(measured / predicted) of whole operators by role
+    and of `transfers` between them, where they were measured. `limits` are the data sheet's: FLOP/s of
     `peak_flops`, bytes/s of `memory_bandwidth` and of tiers (`point_to_point.intra`). `models` identifies the
     models whose operators parameters were fitted to: a validation has to use others. `medians` are those of
     the samples [s], by what was done.
@@ -54,6 +61,7 @@ class Provenance(Record, frozen=True, kw_only=True, omit_defaults=True):
     nominal: bool = True
     sources: dict[str, str] = {}
     residuals: dict[str, float] = {}
+    spread: dict[Measured, float] = {}
     limits: dict[str, float] = {}
     models: tuple[str, ...] = ()
     medians: dict[str, float] = {}
