@@ -12,9 +12,16 @@ import numpy as np
 
 from calib.fits import products, transfer
 from calib.fitting import Array, fit
-from ir_schema.base import TIERS, Tier
+from ir_schema.base import TIERS, Role, Tier
 from ir_schema.diagnostics import Diagnostic
-from ir_schema.hardware import AlphaBeta, Dispatch, Hardware, NonGemmReference, Provenance
+from ir_schema.hardware import (
+    AlphaBeta,
+    Dispatch,
+    Hardware,
+    Measured,
+    NonGemmReference,
+    Provenance,
+)
 from ir_schema.samples import OperatorSample, Samples, TransferSample
 from rpegc.calibration.draft import Change, Draft, TransferField, digits, replace, warning
 from rpegc.calibration.operators import forward_flops, predict
@@ -39,7 +46,7 @@ _TOGETHER = {"wakeup_seconds": 5e-4}
 _SHARING = {"contention": 0.1}
 """and what they show where they share processors."""
 _ROUNDS = 15
-ROLES = ("generation", "inference", "training")
+ROLES: tuple[Role, ...] = ("generation", "inference", "training")
 
 
 class Curve(NamedTuple):
@@ -79,6 +86,7 @@ class _Machine:
         self.draft = Draft(_described(samples, base, name))
         self.findings: list[Diagnostic] = []
         self.curves: list[Curve] = []
+        self.spread: dict[Measured, float] = {}
         self.gpu = samples.environment.accelerator is not None
         used = sorted({p.workers for p in samples.products} | {c.workers for c in samples.copies})
         self.alone = used[0] if used else 1
@@ -252,7 +260,10 @@ class _Machine:
         source = f"fit to {fitted.n} operators, all other parameters as they are here"
         for parameter, value in zip(start, fitted.values, strict=True):
             self.draft.set(parameter, value, fitted.residual, fitted.n, source)
-        self.curves += _operator_curves(found, measured, told(np.array(fitted.values)))
+        curves = _operator_curves(found, measured, told(np.array(fitted.values)))
+        self.curves += curves
+        off = {role: np.log(c.measured / c.fitted) for role, c in zip(ROLES, curves, strict=True)}
+        self.spread = {role: digits(float(np.sqrt(np.mean(e**2)))) for role, e in off.items()}
 
     # Result ------------------------------------------------------------------------------------------
 
@@ -274,6 +285,7 @@ class _Machine:
         provenance = replace(
             hardware.provenance,
             sources=sources,
+            spread=self.spread,
             residuals={k: v for k, v in hardware.provenance.residuals.items() if k in measured},
         )
         findings = [*self.findings, *self.draft.findings(), *faults(self.samples, hardware, changes)]

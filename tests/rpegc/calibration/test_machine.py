@@ -159,6 +159,8 @@ def test_a_planted_machine_is_found_again_to_the_rounding() -> None:
     assert not provenance.nominal
     assert provenance.sources["collective.rack"].startswith("not measured, that of cpu-2core")
     assert provenance.residuals["dispatch.forward"] < 0.01
+    assert set(provenance.spread) == {"generation", "inference", "training"}
+    assert max(provenance.spread.values()) < 0.01
     assert provenance.medians["all_reduce intra 1024 among 2"] == pytest.approx(
         2 * 4e-4 + 1024 * 1.2e-9, rel=1e-3
     )
