@@ -2,7 +2,7 @@
 
 `python -m benchmarks.published` predicts every row of `calib/data` that an operator of a plan expresses, with
 the shipped hardware files, and writes `results/published`: every prediction, the errors by set beside those
-of one fitted efficiency, what was left out and why, and a plot. It takes seconds.
+of one fitted efficiency, which errors go together, what was left out and why, and a plot. It takes seconds.
 """
 
 import math
@@ -12,15 +12,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import click
+import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.published_rows import Case, cases
 from benchmarks.study import HERE, provenance
 from calib.statistics import Agreement, agreement, best_scale
 from ir_schema.envelope import pretty
 from passes.cost.megatron_memory import training_state
+from passes.uncertainty import COVERAGE, spread_of
 from rpegc.calibration.operators import alone, nodes_for
 from rpegc.calibration.validation import operations, share_of_parameters
 from rpegc.plots import check_plot, write_plot
@@ -32,36 +36,47 @@ OUT = HERE / "results" / "published"
 
 @dataclass(frozen=True)
 class Outcome:
-    """A case with its prediction, and what one efficiency is fitted to: operations per GPU, or bytes."""
+    """A case with its prediction, and what one efficiency is fitted to: operations per GPU, or bytes.
+    `spread` is the standard deviation of ln(measured / predicted) that the hardware file expects of times."""
 
     case: Case
     predicted: float
     base: float
+    spread: float | None = None
+
+    @property
+    def within(self) -> bool:
+        """Whether the measured time lies in the predicted interval."""
+        assert self.spread is not None, "a time has one"
+        tail = NormalDist().inv_cdf((1 + COVERAGE) / 2)
+        return abs(math.log(self.case.measured / self.predicted)) <= tail * self.spread
 
 
-def predict(case: Case) -> float:
-    """What the compiler says of the measured quantity. Of operators that may have been meant, the fastest
-    that fits into memory: who published it had tried them."""
+def predict(case: Case) -> tuple[float, float | None]:
+    """What the compiler says of the measured quantity, and its spread. Of operators that may have been meant,
+    the fastest that fits into memory: who published it had tried them."""
     found = []
+    spread = spread_of(case.hardware)
     for operator in case.operators:
         space = nodes_for(operator.placement.layout.gpus)
         model, vertex = alone(operator, case.hardware, space)
         if case.quantity == "state":
-            return sum(training_state(operator.model, operator.placement.layout).values())
+            return sum(training_state(operator.model, operator.placement.layout).values()), None
         if case.quantity == "activations":
-            return model.residency.transient(vertex, operator.placement)["layer_inputs"]
+            return model.residency.transient(vertex, operator.placement)["layer_inputs"], None
         available = case.hardware.memory_bytes * (1 - case.hardware.runtime_reserve)
         if len(case.operators) > 1 and model.operator_bytes(vertex, operator.placement) > available:
             continue
-        whole = sum(model.operator(vertex, operator.placement).values())
+        parts = model.operator(vertex, operator.placement)
+        whole, off = sum(parts.values()), spread.operator(operator.role, parts)
         if case.quantity == "seconds":
-            found.append(whole)
+            found.append((whole, off))
             continue
         # The prefills of all others happen while a request decodes; its own is in the time to first token.
         workload = operator.workload
         first = _seconds_of_first_token(case)
         share = 1 / workload.sequences
-        found.append((whole - share * first) / (workload.response_length - 1))
+        found.append(((whole - share * first) / (workload.response_length - 1), off))
     return min(found)
 
 
@@ -113,10 +128,14 @@ HEADER = (
     "MAPE",
     "Spearman",
     "ordered",
+    f"in the {100 * COVERAGE:.0f} % interval",
     "baseline MAPE",
     "baseline Spearman",
     "baseline ordered",
 )
+
+
+SHARED = ("part", "in common", "pairs", "correlation of errors")
 
 
 def summary(outcomes: Sequence[Outcome]) -> list[tuple[object, ...]]:
@@ -128,8 +147,46 @@ def summary(outcomes: Sequence[Outcome]) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     for (name, part), members in by_set(outcomes).items():
         ours, theirs = errors(members)
-        rows.append((name, part, ours.n, *told(ours), *told(theirs)))
+        times = [o for o in members if o.spread is not None]
+        share = sum(o.within for o in times) / len(times) if times else math.nan
+        rows.append((name, part, ours.n, *told(ours), _share(100 * share, "{:.0f} %"), *told(theirs)))
     return rows
+
+
+ONE_NODE = "training, one node, vTrain"
+
+
+def shared(outcomes: Sequence[Outcome]) -> list[tuple[object, ...]]:
+    """Which iterations of `ONE_NODE` are off alike: part, pairs by what they have in common, how many there
+    are, and the correlation of their ln(measured / predicted)."""
+    rows: list[tuple[object, ...]] = []
+    for (name, part), members in by_set(outcomes).items():
+        if name != ONE_NODE:
+            continue
+        error = np.array([math.log(o.case.measured / o.predicted) for o in members])
+        product = np.outer(error - error.mean(), error - error.mean()) / error.var()
+        placed = [o.case.operator.placement for o in members]
+        model = _equal([o.case.operator.model for o in members])
+        batch = _equal([o.case.operator.workload.sequences for o in members])
+        layout = _equal([p.layout for p in placed])
+        microbatches = _equal([p.microbatches for p in placed])
+        pairs = {
+            "layout and microbatch size, other model": layout & batch & microbatches & ~model,
+            "layout and model, other microbatch size": layout & batch & model & ~microbatches,
+            "model and batch, other layout": batch & model & ~layout,
+        }
+        for what, alike in pairs.items():
+            once = np.triu(alike, 1)
+            rows.append((part, what, int(once.sum()), f"{product[once].mean():.2f}"))
+    return rows
+
+
+def _equal(values: Sequence[object]) -> NDArray[np.bool_]:
+    """Which of all pairs of values are equal, a square."""
+    number = {v: i for i, v in enumerate(dict.fromkeys(values))}
+    column = np.array([number[v] for v in values])
+    equal: NDArray[np.bool_] = column[:, None] == column
+    return equal
 
 
 def _share(value: float, form: str) -> str:
@@ -158,7 +215,8 @@ def draw(outcomes: Sequence[Outcome], figure: Any) -> None:
 def run() -> tuple[list[Outcome], Counter[tuple[str, str]]]:
     """All predictions, and what was left out."""
     found, missing = cases()
-    return [Outcome(c, predict(c), base(c)) for c in found], missing
+    predicted = [(c, *predict(c)) for c in found]
+    return [Outcome(c, value, base(c), spread) for c, value, spread in predicted], missing
 
 
 PREDICTIONS = ("set", "part", "case", "quantity", "measured", "predicted")
@@ -190,6 +248,8 @@ def main(output: Path) -> None:
     make_directory(output)
     write_bytes(str(output / "predictions.csv"), predictions(outcomes))
     write_bytes(str(output / "sets.csv"), csv_bytes(HEADER, rows))
+    alike = shared(outcomes)
+    write_bytes(str(output / "shared.csv"), csv_bytes(SHARED, alike))
     left_out = [(file, reason, n) for (file, reason), n in missing.items()]
     write_bytes(str(output / "left_out.csv"), csv_bytes(("file", "reason", "rows"), left_out))
     write_plot(str(output / "scatter.png"), lambda figure: draw(outcomes, figure), inches=(13.0, 4.5))
@@ -197,6 +257,8 @@ def main(output: Path) -> None:
     told = provenance("python -m benchmarks.published", seconds, 1)
     write_bytes(str(output / "provenance.json"), pretty(told))
     print(table(HEADER, rows, right=range(2, len(HEADER))))
+    print()
+    print(table(SHARED, alike, right=(2, 3)))
     print("\nleft out:")
     print(table(("rows", "file", "reason"), [(n, f, r) for f, r, n in left_out], right=(0,)))
     print(f"{seconds:.0f} s", file=sys.stderr)

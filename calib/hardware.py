@@ -29,6 +29,9 @@ _NOT_NEGATIVE = (
     "startup_seconds",
     "launch_seconds",
     "score_bytes",
+    "node_processors",
+    "contention",
+    "wakeup_seconds",
 )
 
 
@@ -108,6 +111,9 @@ def impossible_values(hardware: Hardware) -> list[tuple[str, str]]:
         check(field, getattr(hardware, field), zero=False)
     for field in _NOT_NEGATIVE:
         check(field, getattr(hardware, field), zero=True)
+    if hardware.dispatch is not None:
+        for kind in hardware.dispatch.__struct_fields__:
+            check(f"dispatch.{kind}", getattr(hardware.dispatch, kind), zero=True)
     check("nongemm_reference.sequences", hardware.nongemm_reference.sequences, zero=False)
     check("nongemm_reference.tokens", hardware.nongemm_reference.tokens, zero=False)
     if not 0 <= hardware.runtime_reserve < 1:
@@ -119,4 +125,9 @@ def impossible_values(hardware: Hardware) -> list[tuple[str, str]]:
         for tier in TIERS:
             check(f"{field}.{tier}.alpha", tiers.at(tier).alpha, zero=True)
             check(f"{field}.{tier}.beta", tiers.at(tier).beta, zero=True)
+    if hardware.provenance is not None:
+        for name, residual in hardware.provenance.residuals.items():
+            check(f"provenance.residuals.{name}", residual, zero=True)
+        for what, spread in hardware.provenance.spread.items():
+            check(f"provenance.spread.{what}", spread, zero=True)
     return found

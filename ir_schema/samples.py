@@ -117,15 +117,15 @@ class OperatorSample(Record, frozen=True, kw_only=True):
 
     `busy_seconds` are processor seconds of all of them together, by repetition: on a machine that others use
     they say more than `seconds`. `tensor_bytes` is the most that live tensors occupied on the fullest worker
-    while the operator ran, weights and state included, above what there was before the model was made (None:
-    nobody watched); `process_bytes` the most that a worker's process occupied of its GPU or, on CPU, of memory (None: the
+    while the operator ran, weights and state included, above what there was before the model was made;
+    `process_bytes` the most that a worker's process occupied of its GPU or, on CPU, of memory (None: the
     system does not say).
     """
 
     case: OperatorCase
     seconds: tuple[float, ...]
     busy_seconds: tuple[float, ...]
-    tensor_bytes: int | None
+    tensor_bytes: int
     process_bytes: int | None
 
 

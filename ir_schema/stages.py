@@ -14,12 +14,23 @@ from ir_schema.device import Allocation
 from ir_schema.problem import Layout, Placement, Problem
 
 
+class Ties(Record, frozen=True, kw_only=True):
+    """Plans whose step time the uncertainty of predictions does not tell from that of the chosen one, at
+    `coverage`: so many of the `kept` other plans, the best of every structure, and which baselines.
+    """
+
+    coverage: float
+    kept: int
+    indistinguishable: int
+    baselines: tuple[str, ...] = ()
+
+
 class SearchReport(Record, frozen=True, kw_only=True, omit_defaults=True):
     """How a configuration was found. Wall-clock figures are not kept here: results must repeat.
 
     No plan of the space that was searched has a step time below `lower_bound_s`; `optimality_gap` is
     (step time - bound) / step time of the plan that was found, 0 where it is proven optimal. Both are None
-    where nothing was proven.
+    where nothing was proven. `ties` is None where the hardware file does not say how far predictions are off.
     """
 
     method: str
@@ -31,6 +42,7 @@ class SearchReport(Record, frozen=True, kw_only=True, omit_defaults=True):
     optimality_gap: float | None = None
     candidates: dict[str, int] = {}
     baselines: dict[str, float] = {}
+    ties: Ties | None = None
     notes: tuple[str, ...] = ()
 
 

@@ -46,6 +46,9 @@ HARDWARE = {
     "startup_seconds": (0.0, MOST_SECONDS),
     "launch_seconds": (0.0, MOST_SECONDS),
     "score_bytes": (0.0, 1e6),
+    "node_processors": (0.0, float(MOST_GPUS)),
+    "contention": (0.0, 1e3),
+    "wakeup_seconds": (0.0, MOST_SECONDS),
 }
 
 
@@ -88,6 +91,10 @@ def _hardware(hardware: Hardware) -> Iterator[Diagnostic]:
         if not (least <= value <= most or absent):
             bounds = f"it lies between {least:g} and {most:g}, in SI units and bytes"
             yield error("E305", f"`{path}` is {value:g}", path, help=bounds)
+    if hardware.dispatch is not None:
+        for kind in hardware.dispatch.__struct_fields__:
+            value, path = getattr(hardware.dispatch, kind), f"hardware.dispatch.{kind}"
+            yield from _at_most(value, MOST_SECONDS, path)
     for primitive in ("collective", "point_to_point", "all_gather", "reduce_scatter"):
         tiers = getattr(hardware, primitive)
         for tier in TIERS if tiers is not None else ():

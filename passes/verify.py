@@ -135,7 +135,7 @@ POSITIVE_EXPERTS = ("routed", "top_k", "ffn", "every", "skew")
 NOT_NEGATIVE_EXPERTS = ("shared_ffn", "dense_layers")
 NOT_NEGATIVE_HARDWARE = (
     "gamma_M", "gamma_K", "nongemm_seconds", "kernel_seconds", "product_flops", "startup_seconds",
-    "launch_seconds", "score_bytes",
+    "launch_seconds", "score_bytes", "node_processors", "contention", "wakeup_seconds",
 )  # fmt: skip
 PRIMITIVES = ("collective", "point_to_point", "all_gather", "reduce_scatter")
 
@@ -189,6 +189,9 @@ def _check_experts(experts: Experts, path: str) -> Iterator[Diagnostic]:
 def _check_hardware(hardware: Hardware) -> Iterator[Diagnostic]:
     for field in NOT_NEGATIVE_HARDWARE:
         yield from _not_negative(getattr(hardware, field), f"hardware.{field}")
+    if hardware.dispatch is not None:
+        for kind in hardware.dispatch.__struct_fields__:
+            yield from _not_negative(getattr(hardware.dispatch, kind), f"hardware.dispatch.{kind}")
     for field in ("sequences", "tokens"):
         value: float = getattr(hardware.nongemm_reference, field)
         yield from _positive(value, f"hardware.nongemm_reference.{field}")

@@ -7,6 +7,7 @@ from rpeg_rt.dispatch import Instance
 from rpeg_rt.failure import NumericError, RunError, WorkerFailedError, WorkerLostError
 from rpeg_rt.protocol import Failed
 from rpeg_rt.realise import Realisation
+from rpeg_rt.template import describe
 
 _DETAIL_LINES = 8
 
@@ -21,9 +22,7 @@ class Blame:
     def describe(self, x: Instance) -> str:
         """A node instance."""
         n = self.realisation.nodes[x.node]
-        what = f"`{n.vertex}`" if n.kind == "Op" else f"{n.kind} of {n.container or n.model} for `{n.vertex}`"
-        phase = f" phase {n.phase}" if n.phases > 1 else ""
-        return f"{what}{phase} at step {x.step} (node {n.id})"
+        return f"{describe(n)} at step {x.step} (node {n.id})"
 
     def workers(self, ranks: Iterable[int]) -> str:
         """Workers with their GPUs, and the machines that they are on."""

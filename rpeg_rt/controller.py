@@ -19,6 +19,7 @@ from ir_schema.envelope import canonical
 from ir_schema.trace import VERSION, Complete, Dispatch, Evaluation, Footer, Header, Part, Stopping
 from rpeg_rt.allocation import Crew
 from rpeg_rt.blame import Blame
+from rpeg_rt.checkpoints.export import Origin
 from rpeg_rt.clock import Clock
 from rpeg_rt.commands import Commander
 from rpeg_rt.dispatch import Dispatcher, Instance
@@ -56,8 +57,9 @@ class Controller:
     `patience` tells how long a node or an interlude may take before the run counts as stalled.
     `on_step` is called with each finished step, in order, and `on_evaluation` with each evaluation: before
     the first step, every `eval_every` steps, and after the last. Models start from their `checkpoints`
-    (directories by model), or of a run that goes on from the `snapshot`; trained ones are written under
-    `save`, and snapshots by `saver`: with it, a request to stop is met after the steps that have begun.
+    (directories by model), or of a run that goes on from the `snapshot`; trained ones are written to
+    `exports` (by model), and snapshots by `saver`: with it, a request to stop is met after the steps that
+    have begun.
     `crew` are its workers, not yet started; `warn` is told what does not end the run.
     `finished_ns` is when the last node was complete.
     """
@@ -72,7 +74,7 @@ class Controller:
         trace: TraceWriter,
         checkpoints: Mapping[str, Path],
         snapshot: Path | None,
-        save: Path | None,
+        exports: Mapping[str, Path],
         saver: Saver | None,
         patience: Patience,
         eval_every: int | None,
@@ -82,7 +84,7 @@ class Controller:
         warn: Callable[[str], None],
     ) -> None:
         self.plan, self.realisation, self.steps, self.seed = plan, realisation, steps, seed
-        self.trace, self.save, self.patience = trace, save, patience
+        self.trace, self._exports, self.patience = trace, exports, patience
         self._checkpoints, self._snapshot, self._saver, self._warn = checkpoints, snapshot, saver, warn
         run = plan.executable.problem.run
         assert run is not None, "preflight refuses a plan without a run"
@@ -163,13 +165,15 @@ class Controller:
                     self._evaluate(0)
                 self._loop()
                 self.finished_ns = self._now()
-                if self.save is not None:
-                    self.interludes.save_weights(self.save)
-                self._evaluate(self.steps)
-                if self._saver is not None and self._saver.every is not None:
+                # The snapshot first: from it the rest can be done again.
+                failure: str | None = None
+                if self._saver is not None and self._save_every is not None and self._first < self.steps:
                     failure = self.interludes.snapshot(self._saver, self.steps)
-                    if failure is not None:
-                        raise FileError(failure)
+                origin = Origin(plan=self.plan.id, seed=self.seed, steps=self.steps)
+                self.interludes.save_weights(self._exports, origin)
+                self._evaluate(self.steps)
+                if failure is not None:
+                    raise FileError(failure)
             code, message = ExitCode.DONE, ""
         except RunError as exc:
             code, message = exc.code, str(exc)

@@ -24,6 +24,11 @@ class RunError(Exception):
     code = ExitCode.WORKER_LOST
 
 
+class AlreadyDone(Exception):
+    """A run that was to go on has all its steps and has left all that it leaves; the text says what there is.
+    The exit code is 0."""
+
+
 class FileError(RunError):
     """A file or an option is at fault."""
 

@@ -30,6 +30,15 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise FileError(f"cannot write {path}: {exc.strerror}") from exc
 
 
+def synchronise(path: Path) -> None:
+    """Have a file, or the names in a directory, on the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def check_writable(path: Path) -> None:
     """Raises FileError where `write_atomically` could not write `path`, as far as can be known before."""
     try:

@@ -2,7 +2,7 @@
 
 Everything arrives through one selector, so the controller sleeps until something happens. A run on one
 machine listens on loopback only, one under a launcher at the address of one interface. A connection that
-does not prove to know the run's secret is dropped.
+does not prove to know the run's secret is dropped, at once or after `HELLO_SECONDS`.
 """
 
 import json
@@ -23,22 +23,13 @@ import msgspec
 
 import rpeg_rt
 from rpeg_rt.peer import Peer
-from rpeg_rt.protocol import (
-    FRAME_LIMIT,
-    Assign,
-    Ended,
-    Frame,
-    Hello,
-    Join,
-    Message,
-    ProtocolError,
-    Signalled,
-    Stop,
-    authentic,
-)
+from rpeg_rt.protocol import Assign, Ended, Frame, Hello, Join, Message, Signalled, Stop, authentic
 from rpeg_rt.spawn import LOG_LINES
+from rpeg_rt.wire import FRAME_LIMIT, ProtocolError
 
 CLOSE_SECONDS = 5.0
+HELLO_SECONDS = 30.0
+"""How long a connection may take to say who it is; workers and tasks do so first of all."""
 REPORT_SECONDS = 2.0
 STOP_SECONDS = 0.5
 
@@ -96,6 +87,7 @@ class Fleet:
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, Peer] = {}
         self._members: dict[int, Peer] = {}
+        self._strangers: dict[Peer, float] = {}  # with the moment at which they are dropped, ascending
         self._assignment: Mapping[int, tuple[int, ...]] = {}
         self.joins: dict[int, Join] = {}
         self.pids: dict[int, int] = {}
@@ -177,7 +169,7 @@ class Fleet:
     def events(self, timeout: float | None) -> list[Event]:
         """What has happened; waits for at most `timeout` seconds (None: until something does)."""
         found: list[Event] = []
-        for key, mask in self._selector.select(timeout):
+        for key, mask in self._selector.select(self._patience(timeout)):
             if key.data == "woken":
                 self._woken.recv(4096)
                 found.append(Woken())
@@ -188,6 +180,7 @@ class Fleet:
                     key.data.flush()
                 if mask & selectors.EVENT_READ:
                     found += self._read(key.data)
+        found += self._part_with_strangers()
         if self._spawner is not None and self.own.task not in self.joins and self._spawner.poll() is not None:
             found.append(Lost(None, self._spawner_ended()))
         return found
@@ -251,7 +244,26 @@ class Fleet:
             connection, _ = self._listener.accept()
         except OSError:
             return
-        Peer(connection, self._selector)
+        self._strangers[Peer(connection, self._selector)] = time.monotonic() + HELLO_SECONDS
+
+    def _patience(self, timeout: float | None) -> float | None:
+        """As long as `timeout`, but not beyond the moment at which a stranger is to be dropped."""
+        due = next(iter(self._strangers.values()), None)
+        if due is None:
+            return timeout
+        left = max(0.0, due - time.monotonic())
+        return left if timeout is None else min(timeout, left)
+
+    def _part_with_strangers(self) -> list[Event]:
+        """Let go of those who have not said in time who they are. What they have sent is read first: time in
+        which this process itself was stopped is not held against them."""
+        found: list[Event] = []
+        now = time.monotonic()
+        for stranger in [s for s, due in self._strangers.items() if due <= now]:
+            found += self._read(stranger)
+            if stranger in self._strangers:
+                self._drop(stranger)
+        return found
 
     def _read(self, peer: Peer) -> list[Event]:
         data = peer.read()
@@ -280,6 +292,7 @@ class Fleet:
             return False
         if hello.rank in self._peers or not 0 <= hello.rank < self.count:
             return False
+        del self._strangers[peer]
         peer.rank, peer.buffer.limit = hello.rank, FRAME_LIMIT
         self._peers[hello.rank] = peer
         self.pids[hello.rank] = hello.pid
@@ -289,6 +302,7 @@ class Fleet:
         """Whether a connection's first frame makes it task `join.task`."""
         if not authentic(join, self.own.secret) or join.task in self.joins or not 0 <= join.task < self.tasks:
             return False
+        del self._strangers[peer]
         peer.join, peer.buffer.limit = join, FRAME_LIMIT
         self._members[join.task] = peer
         self.joins[join.task] = join
@@ -306,6 +320,7 @@ class Fleet:
 
     def _drop(self, peer: Peer) -> list[Event]:
         peer.close()
+        self._strangers.pop(peer, None)
         if peer.rank is not None:
             del self._peers[peer.rank]
             return [Lost(peer.rank, "its connection closed")]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ir_schema.trace import Evaluation
-from rpeg_rt.checkpoints.export import new_checkpoint
+from rpeg_rt.checkpoints.export import Origin, new_checkpoint
 from rpeg_rt.evaluation import examination
 from rpeg_rt.fleet import Fleet
 from rpeg_rt.host import Host
@@ -72,20 +72,20 @@ class Interludes:
             return None
         return f"the snapshot after step {step} could not be written to {saver.directory}: {event.failure}"
 
-    def save_weights(self, directory: Path) -> None:
-        """The newest weights of every trained model, each as a checkpoint of its own."""
+    def save_weights(self, places: Mapping[str, Path], origin: Origin) -> None:
+        """The newest weights of trained models, each as a checkpoint in its place, which are of `origin`."""
         problem = self._realisation.problem
         assert problem.run is not None, "preflight refuses a plan without a run"
         for vertex, task in self._realisation.semantics.tasks.items():
-            if isinstance(task, Train):
-                place = self._realisation.serving[vertex]
-                spec = problem.models[place.model]
-                precision = weight_type(spec, problem.run.precision)
-                checkpoint = directory / place.model
-                with new_checkpoint(checkpoint, spec, precision, self._host.tokenizer) as part:
-                    ranks = self._realisation.ranks(place.allocation)
-                    request = Save(vertex, str(part))
-                    self._ask(f"writing the weights of `{place.model}`", dict.fromkeys(ranks, request))
+            if not isinstance(task, Train) or self._realisation.serving[vertex].model not in places:
+                continue
+            place = self._realisation.serving[vertex]
+            spec = problem.models[place.model]
+            precision = weight_type(spec, problem.run.precision)
+            with new_checkpoint(places[place.model], spec, precision, self._host.tokenizer, origin) as part:
+                ranks = self._realisation.ranks(place.allocation)
+                request = Save(vertex, str(part))
+                self._ask(f"writing the weights of `{place.model}`", dict.fromkeys(ranks, request))
 
     def _ask(self, what: str, questions: Mapping[int, Save | Evaluate | Keep]) -> dict[int, Frame]:
         """Put questions to workers; their answers by rank."""

@@ -54,14 +54,17 @@ class Judge:
 
     def start(self) -> None:
         """Start the process and load the verifier. Raises FileError if there is no such verifier,
-        UserCodeError if it cannot be loaded."""
+        UserCodeError if it cannot be loaded, or the system has no process for it."""
         command = [sys.executable, "-m", "rpeg_rt.judge", str(os.getpid()), str(self._directory), self._name]
         with self._lock:
             if self._closed:
                 raise UserCodeError(f"verifier `{self._name}` is needed no longer")
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-            )
+            try:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+                )
+            except OSError as exc:
+                raise UserCodeError(f"verifier `{self._name}` gets no process: {exc.strerror}") from exc
         line = self._line(LOAD_SECONDS)
         if not line:
             why = f"was not loaded within {LOAD_SECONDS:.0f} s" if line is None else self._ended()

@@ -5,7 +5,8 @@ import socket
 from collections import deque
 
 from rpeg_rt.network import keep_alive
-from rpeg_rt.protocol import FrameBuffer, Join, Message, encode
+from rpeg_rt.protocol import Join, Message
+from rpeg_rt.wire import FrameBuffer, encode
 
 
 class Peer:

@@ -13,12 +13,13 @@ from pathlib import Path
 from ir_schema.base import Record
 from ir_schema.stages import Executable
 from rpeg_rt.beginning import FRESH, Beginning
-from rpeg_rt.dispatch import Dispatcher, Stuck
+from rpeg_rt.dependences import disordered
 from rpeg_rt.engine.architecture import unsupported
 from rpeg_rt.failure import PreflightError
 from rpeg_rt.ranges import implausible
-from rpeg_rt.realise import Realisation, UnrealisableError
+from rpeg_rt.realise import Realisation
 from rpeg_rt.semantics import NotUnderstood
+from rpeg_rt.template import UnrealisableError
 
 WORKER_BASE_BYTES = 450 * 1024 * 1024
 
@@ -60,7 +61,7 @@ def check(
     missing += _unsupported_models(realisation)
     if machine is not None:
         missing += _misfit(realisation, machine)
-    missing += _deadlock(realisation)
+    missing += disordered(realisation if beginning is FRESH else Realisation(executable))
     if missing:
         raise PreflightError(missing)
     return realisation
@@ -138,25 +139,6 @@ def needed_bytes(realisation: Realisation, ranks: Sequence[int]) -> int:
     devices = [realisation.devices[rank] for rank in ranks]
     peaks = sum(wide * predicted[d].peak_bytes for d in devices if d in predicted)
     return len(ranks) * WORKER_BASE_BYTES + peaks
-
-
-def _deadlock(realisation: Realisation) -> list[str]:
-    """Run the template dry over enough steps for all its edges to appear."""
-    template = realisation.executable.template
-    reach = max((e.distance + e.first_step for n in template for e in n.edges), default=0)
-    try:
-        dispatcher = Dispatcher(template, reach + 3, realisation.reservations(), realisation.generation)
-    except Stuck as exc:
-        return [str(exc)]
-    while not dispatcher.finished:
-        started = []
-        while (x := dispatcher.next()) is not None:
-            started.append(x)
-        if not started:
-            return ["the template cannot be executed: its nodes wait for each other across steps"]
-        for x in started:
-            dispatcher.complete(x)
-    return []
 
 
 def available_memory() -> int | None:

@@ -1,14 +1,10 @@
-"""Frames between controller, tasks and workers: length-prefixed msgpack of typed records, never pickle.
+"""What controller, tasks and workers tell each other: typed records, which `wire` makes bytes of.
 
 A worker opens with `Hello` and the run's secret, a task that starts workers with `Join` and the secret; until
 it has, at most a small frame is read from it.
 """
 
 import hmac
-import socket
-import struct
-import threading
-from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -19,9 +15,6 @@ from rpeg_rt.bench.jobs import Job, Result
 from rpeg_rt.rows import Ranges
 from rpeg_rt.snapshots.manifest import Piece
 
-_LENGTH = struct.Struct("!Q")
-HELLO_LIMIT = 4096
-FRAME_LIMIT = 1 << 34
 PULSE_SECONDS = 5.0
 
 
@@ -276,13 +269,6 @@ Frame = (
     | Stop
 )
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Frame)
-
-
-class ProtocolError(Exception):
-    """A peer sent something that is not a frame of this protocol."""
-
 
 def to_array(values: npt.NDArray[np.generic]) -> Array:
     """`values` as a frame."""
@@ -295,75 +281,6 @@ def from_array(frame: Array) -> npt.NDArray[np.generic]:
     return np.frombuffer(frame.data, dtype=np.dtype(frame.dtype)).reshape(frame.shape).copy()
 
 
-def encode(message: Message) -> bytes:
-    """Length and payload of one frame."""
-    payload = _encoder.encode(message)
-    return _LENGTH.pack(len(payload)) + payload
-
-
-def decode(payload: bytes) -> Frame:
-    """The frame in a payload. Raises ProtocolError."""
-    try:
-        return _decoder.decode(payload)
-    except msgspec.DecodeError as exc:
-        raise ProtocolError(f"malformed frame: {exc}") from exc
-
-
 def authentic(hello: Frame, secret: str) -> bool:
     """Whether `hello` introduces a worker or a task that knows the secret."""
     return isinstance(hello, Hello | Join) and hmac.compare_digest(hello.secret.encode(), secret.encode())
-
-
-class FrameBuffer:
-    """Reassembles frames from a byte stream; `limit` bounds the size of a frame."""
-
-    def __init__(self, limit: int = HELLO_LIMIT) -> None:
-        self.limit = limit
-        self._data = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        """Add bytes; yield the frames that are complete. Raises ProtocolError."""
-        self._data += data
-        while len(self._data) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._data)
-            if length > self.limit:
-                raise ProtocolError(f"frame of {length} bytes, more than {self.limit}")
-            end = _LENGTH.size + length
-            if len(self._data) < end:
-                return
-            payload = bytes(self._data[_LENGTH.size : end])
-            del self._data[:end]
-            yield decode(payload)
-
-
-class Channel:
-    """A blocking connection, as workers use it."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
-        self._sending = threading.Lock()
-
-    def send(self, message: Message) -> None:
-        """Send one frame; callable from any thread."""
-        with self._sending:
-            self._socket.sendall(encode(message))
-
-    def receive(self) -> Frame | None:
-        """The next frame; None when the peer has closed. Raises ProtocolError."""
-        head = self._exactly(_LENGTH.size)
-        if head is None:
-            return None
-        (length,) = _LENGTH.unpack(head)
-        if length > FRAME_LIMIT:
-            raise ProtocolError(f"frame of {length} bytes")
-        payload = self._exactly(length)
-        return None if payload is None else decode(payload)
-
-    def _exactly(self, count: int) -> bytes | None:
-        parts = bytearray()
-        while len(parts) < count:
-            data = self._socket.recv(min(count - len(parts), 1 << 20))
-            if not data:
-                return None
-            parts += data
-        return bytes(parts)

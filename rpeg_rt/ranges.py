@@ -18,8 +18,8 @@ from ir_schema.stages import Executable, TemplateNode
 Range = tuple[float, float]
 
 _MOST = 2**31 - 1
-_STEPS = 10_000
-"""Steps between a producer and its consumer, at most."""
+_STEPS = 256
+"""Steps between a producer and its consumer, at most: twice as many as `rpegc` lets weights be behind."""
 _DEVICES = 1 << 20
 _TINY = nextafter(0.0, 1.0)
 _POSITIVE, _COUNT, _NATURAL = (_TINY, inf), (1, _MOST), (0, _MOST)

@@ -9,17 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ir_schema.device import Allocation, all_devices
-from ir_schema.problem import Layout, Placement, Vertex
+from ir_schema.problem import Layout, Placement
 from ir_schema.stages import Executable, MicrotaskSchedule, TemplateNode
 from rpeg_rt.beginning import FRESH, Beginning
-from rpeg_rt.engine.microtasks import ScheduleError, check_schedule
 from rpeg_rt.engine.sharding import reverse_stages
 from rpeg_rt.precision import ITEM_BYTES, number_type
 from rpeg_rt.semantics import Generate, Semantics, understand
-
-
-class UnrealisableError(Exception):
-    """The template contradicts its own graph or plan, or relies on something this runtime does not do."""
+from rpeg_rt.template import UnrealisableError, check_template, vertices_of
 
 
 @dataclass(frozen=True)
@@ -94,7 +90,7 @@ class Realisation:
         self.problem = executable.problem
         self.plan: dict[str, Placement] = executable.plan
         self.vertices = {v.name: v for v in self.problem.graph.vertices}
-        _check_template(executable, self.vertices)
+        check_template(executable, self.vertices)
         self.semantics: Semantics = understand(self.problem)
         self.from_outside = self.semantics.from_outside(self.problem)
         used = {d for p in self.plan.values() for d in p.allocation.device_names()}
@@ -330,11 +326,6 @@ class Realisation:
         return readers
 
 
-def vertices_of(node: TemplateNode) -> tuple[str, ...]:
-    """The vertices that an Op carries out: two if it is a composite."""
-    return node.members or (node.vertex,)
-
-
 def layout_name(layout: Layout) -> str:
     """A layout's spelling in traces and messages."""
     name = f"dp{layout.data_parallel}.pp{layout.pipeline_parallel}.tp{layout.tensor_parallel}"
@@ -349,56 +340,3 @@ def given(realisation: Realisation, node: TemplateNode) -> tuple[str, ...]:
         return ()
     reads = dict.fromkeys(a for v in vertices_of(node) for a in realisation.vertices[v].reads)
     return tuple(a for a in reads if a in realisation.from_outside)
-
-
-def _check_template(executable: Executable, vertices: dict[str, Vertex]) -> None:
-    """What the rest of the runtime takes for granted about ids, names, placements and edges."""
-    ids = [n.id for n in executable.template]
-    if len(set(ids)) != len(ids):
-        raise UnrealisableError("two template nodes have one id")
-    missing = [v.name for v in vertices.values() if v.model is not None and v.name not in executable.plan]
-    if missing:
-        raise UnrealisableError(f"vertex `{missing[0]}` has no placement in the plan")
-    for name, p in executable.plan.items():
-        degrees = [getattr(p.layout, f) for f in p.layout.__struct_fields__]
-        counts = (*degrees, p.microbatches, p.waves)
-        if p.layout.gpus != len(p.allocation.device_names()) or min(counts) < 1:
-            raise UnrealisableError(f"the placement of `{name}` contradicts itself")
-    known = set(ids)
-    for n in executable.template:
-        unknown = [v for v in vertices_of(n) if v not in vertices]
-        if unknown:
-            raise UnrealisableError(
-                f"template node {n.id} names vertex `{unknown[0]}`, which the graph does not have"
-            )
-        if n.members:
-            _check_composite(executable, n, vertices)
-        for e in n.edges:
-            if e.source not in known or e.distance < 0:
-                raise UnrealisableError(
-                    f"template node {n.id} has an edge from node {e.source}, which does not exist"
-                )
-    done = {v for n in executable.template if n.kind == "Op" for v in vertices_of(n)}
-    if vertices.keys() - done:
-        raise UnrealisableError(f"the template has no Op for vertex `{min(vertices.keys() - done)}`")
-
-
-def _check_composite(executable: Executable, n: TemplateNode, vertices: dict[str, Vertex]) -> None:
-    """A composite trains two models in one place, by a schedule that fits them and has its hash."""
-    what = f"fused training `{n.vertex}`"
-    placements = [executable.plan[v] for v in n.members]
-    if (
-        len(n.members) != 2
-        or any(vertices[v].role != "training" for v in n.members)
-        or len({vertices[v].model for v in n.members}) != 2
-        or len({(p.allocation, p.layout) for p in placements}) != 1
-    ):
-        raise UnrealisableError(f"{what} must be of two models that are trained in one layout")
-    schedule = executable.microtasks.get(n.vertex)
-    if schedule is None:
-        raise UnrealisableError(f"{what} has no microtask schedule")
-    first, second = placements
-    try:
-        check_schedule(schedule, first.pipeline_parallel, (first.microbatches, second.microbatches))
-    except ScheduleError as exc:
-        raise UnrealisableError(f"{what}: {exc}") from exc

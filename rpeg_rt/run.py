@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import msgspec
+
 from ir_schema.problem import RunConfig
 from ir_schema.trace import Evaluation
 from rpeg_rt.allocation import arrange, gather, local_crew
 from rpeg_rt.beginning import FRESH
-from rpeg_rt.checkpoints.export import make_room, unwritable
+from rpeg_rt.checkpoints.export import Origin, is_from, make_room, unwritable
 from rpeg_rt.checkpoints.start import examine
 from rpeg_rt.controller import Controller
 from rpeg_rt.evaluation import not_examined
-from rpeg_rt.failure import FileError, VerificationError
+from rpeg_rt.failure import AlreadyDone, FileError, VerificationError
 from rpeg_rt.fleet import Fleet
 from rpeg_rt.host import Host
 from rpeg_rt.joining import launched_fleet, local_fleet
@@ -64,8 +66,9 @@ def execute(
     warn: Callable[[str], None] = lambda _: None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
-    """Run the plan in `path`. Raises RunError. `progress` is told each finished step and their number,
-    `warn` what the plan asks for and does not get, `note` what is worth knowing of where models start."""
+    """Run the plan in `path`. Raises RunError, or AlreadyDone for a run that is to go on and has
+    nothing left. `progress` is told each finished step and their number, `warn` what the plan asks for and
+    does not get, `note` what is worth knowing of where models start."""
     plan = load_plan(path)
     with ExitStack() as stack:
         fleet = None
@@ -99,8 +102,9 @@ def _execute(
     seed = seed if resumed is None else resumed.manifest.seed
     if steps < 1:
         raise FileError(f"a run of {steps} steps is none; give --steps 1 or more")
+    exports = _exports(plan, settings, Origin(plan=plan.id, seed=seed, steps=steps), resumed)
     if settings.save is not None:
-        make_room(settings.save, problem.graph.trainable)
+        make_room(settings.save, exports)
         refuse_others(settings.save, None if resumed is None else resumed.place.parent)
     eval_every = settings.eval_every
     if eval_every is not None and run.eval_prompts is None:
@@ -110,6 +114,11 @@ def _execute(
     if run.eval_prompts is not None and (reason := not_examined(realisation)):
         warn(f"the held-out prompts {run.eval_prompts} are not used: {reason}")
         eval_every = None
+    if settings.resume is not None and not exports and (settings.save is not None or begins.step == steps):
+        if fleet is not None:
+            gather(fleet)  # so that the tasks can be dismissed
+        there = "" if settings.save is None else f", and its trained models are in {settings.save}"
+        raise AlreadyDone(f"nothing is left to do: the run has its {steps} steps{there}")
     for text in [*checkpoints.notes, *([] if resumed is None else resumed.notes)]:
         note(text)
     finished: list[StepMetrics] = []
@@ -152,7 +161,7 @@ def _execute(
             trace=writer,
             checkpoints=checkpoints.directories,
             snapshot=None if resumed is None else resumed.place,
-            save=settings.save,
+            exports=exports,
             saver=saver,
             patience=Patience(settings.node_seconds),
             eval_every=eval_every,
@@ -175,7 +184,7 @@ def _execute(
         workers=realisation.world,
         nodes=verdict.nodes,
         seconds=controller.finished_ns / 1e9,
-        step_seconds=median(m.seconds for m in finished),
+        step_seconds=median(m.seconds for m in finished) if finished else None,
         tokens_per_second=_tokens_per_second(finished),
         predicted_step_seconds=prediction.score.step_time_s,
         hardware=prediction.hardware,
@@ -199,6 +208,19 @@ def _resumed(plan: Plan, settings: Settings, steps: int, warn: Callable[[str], N
     if directory is None or (directory == settings.save and not has_snapshots(directory)):
         return None
     return resume(directory, plan, steps, settings.seed, warn)
+
+
+def _exports(plan: Plan, settings: Settings, end: Origin, resumed: Resumed | None) -> dict[str, Path]:
+    """Where the trained models are to be written: all of them, but of a run that goes on where it saves those
+    that it has written already."""
+    if settings.save is None:
+        return {}
+    places = {model: settings.save / model for model in plan.executable.problem.graph.trainable}
+    if settings.resume is None or settings.resume.resolve() != settings.save.resolve():
+        return places
+    plans = {plan.id} if resumed is None else {plan.id, resumed.manifest.plan}
+    ends = [msgspec.structs.replace(end, plan=p) for p in plans]
+    return {model: place for model, place in places.items() if not is_from(place, ends)}
 
 
 def _data_directory(plan: Plan) -> Path:

@@ -82,7 +82,7 @@ def _again(job: Job) -> str:
     """What a job that runs again does otherwise: it goes on where it was, and keeps the traces before."""
     lines = []
     if job.save is not None:
-        lines.append('  [ -z "$began" ] || options+=(--resume "$save")')
+        lines.append('  options+=(--resume "$save")')
     if job.trace is not None:
         stem, suffix = shlex.quote(str(job.trace.with_suffix(""))), shlex.quote(job.trace.suffix)
         lines.append(f'  options+=(--trace {stem}".$SLURM_RESTART_COUNT"{suffix})')

@@ -20,7 +20,8 @@ from typing import Any, NoReturn
 import msgspec
 
 from rpeg_rt.network import Endpoint, endpoint, keep_alive
-from rpeg_rt.protocol import FRAME_LIMIT, Assign, Channel, Ended, FrameBuffer, Join, Signalled, Stop
+from rpeg_rt.protocol import Assign, Ended, Join, Signalled, Stop
+from rpeg_rt.wire import FRAME_LIMIT, Channel, FrameBuffer
 
 LOG_LINES = 12
 _LOG_BYTES = 1 << 14

@@ -11,8 +11,9 @@ _WIDTH = 60
 
 class Outcome(Record, frozen=True, kw_only=True):
     """The figures of one finished run, from step `first` on. Times and rates of steps are medians, without
-    evaluations in between; tokens are those of prompts and responses. `rewards` are the means of each step's
-    responses, `evaluations` those on held-out prompts before the first step and after the last."""
+    evaluations in between, and None where no step was left to do; tokens are those of prompts and responses.
+    `rewards` are the means of each step's responses, `evaluations` those on held-out prompts before the first
+    step and after the last."""
 
     plan: str
     steps: int
@@ -21,7 +22,7 @@ class Outcome(Record, frozen=True, kw_only=True):
     workers: int
     nodes: int
     seconds: float
-    step_seconds: float
+    step_seconds: float | None
     predicted_step_seconds: float
     tokens_per_second: float | None
     hardware: str
@@ -70,13 +71,16 @@ def size(count: int) -> str:
 def render(outcome: Outcome) -> str:
     """The summary as text."""
     steps = f"{outcome.steps} step{'s' if outcome.steps != 1 else ''}"
-    if outcome.first:
+    if 0 < outcome.first < outcome.steps:
         steps = f"steps {outcome.first + 1} to {outcome.steps}"
-    lines = [
-        f"{steps} in {outcome.seconds:.1f} s on {outcome.workers} workers, seed {outcome.seed}",
-        f"step time    measured {outcome.step_seconds:.3f} s, predicted "
-        f"{outcome.predicted_step_seconds:.3g} s on {outcome.hardware}",
-    ]
+    if outcome.first == outcome.steps:
+        steps = f"what was left after {steps}"
+    lines = [f"{steps} in {outcome.seconds:.1f} s on {outcome.workers} workers, seed {outcome.seed}"]
+    if outcome.step_seconds is not None:
+        lines.append(
+            f"step time    measured {outcome.step_seconds:.3f} s, predicted "
+            f"{outcome.predicted_step_seconds:.3g} s on {outcome.hardware}"
+        )
     if outcome.tokens_per_second is not None:
         lines.append(f"throughput   {outcome.tokens_per_second:.0f} tokens/s of prompts and responses")
     if outcome.rewards:

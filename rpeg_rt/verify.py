@@ -23,8 +23,9 @@ from rpeg_rt.failure import FileError, VerificationError
 from rpeg_rt.findings import Verdict
 from rpeg_rt.load import BrokenPlanError, Plan, load_plan
 from rpeg_rt.ranges import implausible
-from rpeg_rt.realise import Realisation, UnrealisableError
+from rpeg_rt.realise import Realisation
 from rpeg_rt.semantics import NotUnderstood
+from rpeg_rt.template import UnrealisableError
 from rpeg_rt.trace import read_trace
 from rpeg_rt.trace_rules import TraceRules
 

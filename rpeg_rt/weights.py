@@ -10,6 +10,7 @@ from ir_schema.model import ModelSpec
 from rpeg_rt.checkpoints import canonical_name
 from rpeg_rt.checkpoints.directory import read_tensors, writable_checkpoint
 from rpeg_rt.engine.engine import Shard
+from rpeg_rt.files import synchronise
 from rpeg_rt.initial import initial_label, initial_tensor
 
 
@@ -36,9 +37,12 @@ def starting_weights(
 
 
 def write_shards(shards: Iterable[Shard], directory: Path) -> None:
-    """Write an engine's shards into the laid-out checkpoint in `directory`."""
+    """Write an engine's shards into the laid-out checkpoint in `directory`; they are on the disk when this
+    returns."""
     tensors = {canonical_name(name): values for name, values in writable_checkpoint(directory).items()}
     for shard in shards:
         values = shard.tensor.detach().cpu().contiguous()
         bits = values.view(torch.uint16) if values.dtype == torch.bfloat16 else values
         tensors[shard.name][shard.slices] = bits.numpy()
+    for path in directory.glob("*.safetensors"):
+        synchronise(path)

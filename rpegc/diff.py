@@ -25,9 +25,11 @@ from ir_schema.stages import (
     TemplateNode,
     Unrolled,
 )
+from passes.uncertainty import COVERAGE, unknown
+from passes.uncertainty import difference as step_time_difference
 from rpegc.dump import placement_text
 from rpegc.labels import node_labels, vertex_label
-from rpegc.outcome import report_of
+from rpegc.outcome import plan_of, report_of, schedule_of
 from rpegc.table import change, duration
 
 Kind = Literal["removed", "added", "changed"]
@@ -176,7 +178,8 @@ def _headline(before: Record, after: Record) -> Iterator[str]:
             yield f"{name}: {old} => {new}"
     if (p := _score(before)) and (q := _score(after)) and p.step_time_s != q.step_time_s:
         times = (p.step_time_s, q.step_time_s)
-        yield f"step time: {duration(times[0])} => {duration(times[1])} {change(*times)}".rstrip()
+        told = f"step time: {duration(times[0])} => {duration(times[1])} {change(*times)}".rstrip()
+        yield told + _significance(before, after)
     gaps = [r.optimality_gap if (r := report_of(s)) else None for s in (before, after)]
     if gaps[0] != gaps[1]:
         old, new = ("unknown" if g is None else f"{100 * g:.3g} %" for g in gaps)
@@ -189,6 +192,21 @@ def _headline(before: Record, after: Record) -> Iterator[str]:
             yield f"critical path: {len(paths[0])} => {len(paths[1])} nodes"
             yield from (f"  - {x}" for x in gone)
             yield from (f"  + {x}" for x in come)
+
+
+def _significance(before: Record, after: Record) -> str:
+    """Whether the difference in step time is more than predictions are off, in words; nothing where that is
+    not known."""
+    given = [plan_of(stage) for stage in (before, after)]
+    if not all(found and not unknown(found[0]) for found in given):
+        return ""
+    plan, other = schedule_of(before), schedule_of(after)
+    interval = step_time_difference(plan, other) if plan and other else None
+    if interval is None:
+        return ""
+    low, high = interval
+    told = "indistinguishable" if low <= 0 <= high else "distinguishable"
+    return f", {told}: {100 * COVERAGE:.0f} % interval of the difference {duration(low)} to {duration(high)}"
 
 
 def _plan(stage: Record) -> Mapping[str, Placement]:

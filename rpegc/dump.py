@@ -21,6 +21,7 @@ from ir_schema.stages import (
     TemplateNode,
     Unrolled,
 )
+from passes.uncertainty import Uncertainty
 from rpegc.labels import node_labels, vertex_label
 from rpegc.table import duration, indent, size, table
 from rpegc.text.compose import compose
@@ -164,18 +165,28 @@ def memory_table(devices: Mapping[str, DeviceMemory]) -> str:
     return table(("GPU", "peak", "persistent", "transient", "largest transient"), rows, right=(1, 2, 3))
 
 
-def score_lines(score: Score) -> str:
-    """The figures by which a plan is judged, one a line."""
+def score_lines(score: Score, uncertainty: Uncertainty | None = None) -> str:
+    """The figures by which a plan is judged, one a line, with what is known of the step time's error."""
     feasible = "" if score.memory_feasible else "  (does not fit)"
     rows = [
-        ("step time", duration(score.step_time_s)),
+        ("step time", f"{duration(score.step_time_s)}{interval_text(uncertainty)}"),
         ("throughput", f"{score.tokens_per_s:.5g} tokens/s ({score.tokens_per_s_per_gpu:.4g} per GPU)"),
         ("utilisation", f"{100 * score.utilisation:.1f} %"),
         ("operators at once", f"{score.P_eff:.2f}"),
         ("peak memory", f"{size(score.max_peak_bytes)} of {size(score.memory_limit_bytes)}{feasible}"),
         ("GPU-hours per step", f"{score.gpu_hours_per_step:.4g}"),
     ]
+    if uncertainty is not None and uncertainty.note:
+        rows.insert(1, ("uncertainty", uncertainty.note))
     return "\n".join(f"{name:<20}{value}" for name, value in rows)
+
+
+def interval_text(uncertainty: Uncertainty | None) -> str:
+    """` (90 %: 1.1 s to 1.38 s)`; nothing where there is no interval."""
+    if uncertainty is None or uncertainty.step_time_low_s is None or uncertainty.step_time_high_s is None:
+        return ""
+    low, high = duration(uncertainty.step_time_low_s), duration(uncertainty.step_time_high_s)
+    return f" ({100 * uncertainty.coverage:.0f} %: {low} to {high})"
 
 
 def dot(stage: Record) -> str:

@@ -6,7 +6,9 @@ from typing import Any
 from ir_schema.base import Record
 from ir_schema.diagnostics import Diagnostic, Label
 from ir_schema.problem import Placement, Problem
-from ir_schema.stages import Configuration, CostedNode, Executable, Scheduled, Score, SearchReport
+from ir_schema.stages import Configuration, CostedNode, Executable, Scheduled, Score, SearchReport, Ties
+from passes.evaluate import evaluate
+from passes.uncertainty import Uncertainty, uncertainty
 from passes.verify import warnings
 from rpegc.driver import StageRun
 from rpegc.dump import plan_table, score_lines
@@ -30,18 +32,21 @@ class Outcome(Record, frozen=True, kw_only=True):
 
     `outcome` is ok, infeasible, error or interrupted. `plan_id` is the id of the executable, the plan's hash.
     No plan that could have been found has a step time below `lower_bound_s`; `optimality_gap` is (step time -
-    bound) / step time.
+    bound) / step time. `uncertainty` is how far the step time may be off, `ties` which plans that the search
+    kept cannot be told from this one.
     """
 
     outcome: str
     plan_id: str | None = None
     tokens_per_second: float | None = None
     step_time_s: float | None = None
+    uncertainty: Uncertainty | None = None
     utilization: float | None = None
     peak_memory_bytes: int | None = None
     memory_limit_bytes: int | None = None
     lower_bound_s: float | None = None
     optimality_gap: float | None = None
+    ties: Ties | None = None
     evaluations: int | None = None
     cache_hits: int | None = None
     search_seconds: float | None = None
@@ -60,11 +65,13 @@ def outcome_of(code: int, runs: Sequence[StageRun], diagnostics: Sequence[Diagno
         plan_id=plan_id,
         tokens_per_second=score.tokens_per_s if score else None,
         step_time_s=score.step_time_s if score else None,
+        uncertainty=_latest(runs, uncertainty_of),
         utilization=score.utilisation if score else None,
         peak_memory_bytes=score.max_peak_bytes if score else None,
         memory_limit_bytes=score.memory_limit_bytes if score else None,
         lower_bound_s=report.lower_bound_s if report else None,
         optimality_gap=report.optimality_gap if report else None,
+        ties=report.ties if report else None,
         evaluations=report.evaluations if report else None,
         cache_hits=report.cache_hits if report else None,
         search_seconds=next((r.seconds for r in runs if r.made_by and r.made_by.name == "search"), None),
@@ -126,6 +133,11 @@ def score_of(stage: Record) -> Score | None:
     return stage if isinstance(stage, Scheduled) else None
 
 
+def uncertainty_of(stage: Record) -> Uncertainty | None:
+    """How far the step time of a schedule may be off."""
+    return uncertainty(stage) if isinstance(stage, Scheduled) else None
+
+
 def report_of(stage: Record) -> SearchReport | None:
     """How the plan that a stage carries was found."""
     if isinstance(stage, (Configuration, Executable)):
@@ -142,6 +154,17 @@ def plan_of(stage: Record) -> tuple[Problem, Mapping[str, Placement]] | None:
     return (configuration.problem, configuration.plan) if isinstance(configuration, Configuration) else None
 
 
+def schedule_of(stage: Record) -> Scheduled | None:
+    """The schedule that `stage` is, or that its plan leads to; None without a plan."""
+    if isinstance(stage, Scheduled):
+        return stage
+    found = plan_of(stage)
+    if found is None:
+        return None
+    problem, plan = found
+    return evaluate(Configuration(problem=problem, plan=dict(plan), search=report_of(stage)))
+
+
 def _latest(runs: Sequence[StageRun], look: Any) -> Any:
     return next((found for r in reversed(runs) if (found := look(r.stage)) is not None), None)
 
@@ -156,7 +179,7 @@ def summary(runs: Sequence[StageRun]) -> str:
     parts = [f"{problem.name}: {runs[-1].name} {runs[-1].id[:12]}"]
     parts.append(indent(plan_table(problem, placements, _operator_times(nodes) if nodes else None)))
     if score is not None:
-        parts.append(indent(score_lines(score)))
+        parts.append(indent(score_lines(score, _latest(runs, uncertainty_of))))
     if report is not None:
         parts.append(indent(_search_lines(report, score)))
     return "\n\n".join(parts)
@@ -184,6 +207,14 @@ def _quality(gap: float, lower_bound_s: float) -> str:
     return f"at most {100 * gap:.3g} % of the step time to gain: no plan takes less than {bound} per step"
 
 
+def _indistinguishable(ties: Ties) -> str:
+    """How many other plans may be as fast, in words."""
+    return (
+        f"{ties.indistinguishable} of {ties.kept} other plans that the search kept are indistinguishable: "
+        f"the {100 * ties.coverage:.0f} % interval of the difference in step time contains 0"
+    )
+
+
 def _search_lines(report: SearchReport, score: Score | None) -> str:
     if report.method == "none":
         return "\n".join(["the plan in the file", *(f"note: {n}" for n in report.notes)])
@@ -194,10 +225,18 @@ def _search_lines(report: SearchReport, score: Score | None) -> str:
     if report.optimality_gap is not None and report.lower_bound_s is not None:
         lines.append(_quality(report.optimality_gap, report.lower_bound_s))
     if report.baselines and score is not None:
+        tied = report.ties.baselines if report.ties else ()
         rows = [
-            (name, f"{tokens:.5g} tokens/s", change(tokens, score.score_tokens_per_s))
+            (
+                name,
+                f"{tokens:.5g} tokens/s",
+                change(tokens, score.score_tokens_per_s),
+                "indistinguishable" if name in tied else "",
+            )
             for name, tokens in report.baselines.items()
         ]
         lines.append("gain over other plans:")
-        lines.append(indent(table(("plan", "score", "gain"), rows, right=(1, 2))))
+        lines.append(indent(table(("plan", "score", "gain", ""), rows, right=(1, 2))))
+    if report.ties is not None:
+        lines.append(_indistinguishable(report.ties))
     return "\n".join([*lines, *(f"note: {n}" for n in report.notes)])

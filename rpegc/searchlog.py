@@ -17,7 +17,7 @@ import msgspec
 from ir_schema.base import Objective, Record
 from ir_schema.envelope import canonical
 from ir_schema.problem import Placement, Problem, SearchSpace
-from ir_schema.stages import Configuration, SearchReport
+from ir_schema.stages import Configuration, SearchReport, Ties
 from passes.search.progress import Improvement
 from rpegc.driver import Instrument, StageRun
 from rpegc.failure import UsageFailure, usage_error
@@ -64,7 +64,8 @@ class Better(Record, frozen=True, kw_only=True, tag_field="line", tag="improveme
 class End(Record, frozen=True, kw_only=True, tag_field="line", tag="end"):
     """How the search ended: its `termination`, `failed` where it found nothing that fits, or `interrupted`.
 
-    Figures are those of the whole search, `step_s` and `gap` the best plan's; what is not known is null.
+    Figures are those of the whole search, `step_s` and `gap` the best plan's, `ties` the other plans that
+    cannot be told from it; what is not known is null.
     """
 
     termination: str
@@ -74,6 +75,7 @@ class End(Record, frozen=True, kw_only=True, tag_field="line", tag="end"):
     step_s: float | None = None
     lower_bound_s: float | None = None
     gap: float | None = None
+    ties: Ties | None = None
 
 
 Line = Begin | Better | End
@@ -154,6 +156,7 @@ class SearchLog(Instrument):
                 step_s=self._last.step_s if self._last else None,
                 lower_bound_s=report.lower_bound_s,
                 gap=report.optimality_gap,
+                ties=report.ties,
             )
         )
 

@@ -130,8 +130,9 @@ def cost(rows: Sequence[dict], name: str, last: int) -> tuple[float, float, str]
     difference, error = stale - fresh, (fresh_error**2 + stale_error**2) ** 0.5
     if abs(difference) <= CLOSE * fresh:
         return difference, error, f"within {CLOSE:.0%}"
-    within = "within" if abs(difference) <= error else "beyond"
-    return difference, error, f"{within} the standard error of the difference"
+    side = "above" if difference > 0 else "below"
+    where = "within" if abs(difference) <= error else f"{side} by more than"
+    return difference, error, f"{where} the standard error of the difference"
 
 
 def conclusion(rows: Sequence[dict], name: str, baseline: float) -> str:

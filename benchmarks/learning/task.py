@@ -43,7 +43,7 @@ _BOTH = """optimizers = {
 ALGORITHMS = {
     "ppo": Algorithm("ppo", 100, f"kl_coefficient = 0.12\n    {_BOTH}"),
     "ppo_shared": Algorithm("ppo_shared", 60, f"kl_coefficient = 0.12\n    {_ACTOR}"),
-    "grpo": Algorithm("grpo", 200, f"kl_coefficient = 0.12\n    {_ACTOR}"),
+    "grpo": Algorithm("grpo", 200, f"kl_coefficient = 0.12\n    {_ACTOR}", minibatches=1),
     "rloo": Algorithm("rloo", 60, f"kl_coefficient = 0.12\n    {_ACTOR}"),
     "reinforce": Algorithm("reinforce", 100, f"kl_coefficient = 0.12\n    {_ACTOR}"),
     "dpo": Algorithm("dpo", 30, "optimizer = { learning_rate = 3e-5 }", rollouts=2, minibatches=1),

@@ -23,8 +23,18 @@ from passes.cost import parameters
 from passes.cost.base import ClosedForm, CostModel, FusedCost, Parts, ShapeBytes
 from passes.cost.lengths import DecodePhase, decode_phases, microbatch_lengths
 from passes.cost.megatron_compute import Compute, Real, Work, expert_copies, sequence_parallel, stage_kinds
+from passes.cost.megatron_dispatch import (
+    DECODE,
+    FORWARD,
+    PREFILL,
+    TRAINING,
+    Dispatched,
+    Operations,
+    dispatched,
+    dispatched_once,
+)
 from passes.cost.megatron_memory import added, optimizer_share, weight_bytes
-from passes.cost.megatron_network import Network
+from passes.cost.megatron_network import Network, among_computing
 from passes.cost.megatron_residency import Residency
 
 # Forward equivalents of (layers, head): training computes layers forward, again, and backward (twice).
@@ -43,6 +53,8 @@ class MegatronCost(CostModel):
         self.hardware = problem.hardware
         self.compute = Compute(problem.hardware)
         self.network = Network(problem.hardware, problem.device_space)
+        self.inner = Network(among_computing(problem.hardware), problem.device_space)
+        """Communication inside of operators."""
         self.residency = Residency(Analysis(problem))
         self._known: dict[tuple[object, ...], Parts] = {}
 
@@ -95,7 +107,9 @@ class MegatronCost(CostModel):
         sequences = self.workload.sequences * (high - low) / (p.data_parallel * minibatches * mb)
         responses = microbatch_lengths(self.workload, mb, low, high)
         work = Work(sequences, responses + self.workload.prompt_length, responses)
-        gemm = mb * _mean(self.compute.busiest_stage(m, layout, work, passes, decoding=False))
+        operations = TRAINING if training else FORWARD
+        stages = self.compute.stages(m, layout, work, passes, self._dispatched(m, operations), decoding=False)
+        gemm, mean = mb * _mean(stages.busiest), mb * _mean(stages.mean)
         tokens, heads = sequences * _mean(work.tokens), sequences * _mean(work.heads)
         hops = mb + 2 * p.pipeline_parallel - 3 if training else mb + p.pipeline_parallel - 2
         reference = self.hardware.nongemm_reference
@@ -119,28 +133,35 @@ class MegatronCost(CostModel):
         parts["dp"] = self._data_parallel(m, layout) if training else 0.0
         parts["nongemm"] = nongemm
         parts["opt"] = self._optimizer(m, layout) if training else 0.0
+        parts |= self._eager(m, layout, operations, parts, mean)
         return {name: updates * seconds for name, seconds in parts.items()}
 
     def _prefill(self, vertex: Vertex, p: Placement) -> Parts:
-        return self._token_pass(vertex, p, 1.0, Work(0.0, float(self.workload.prompt_length), 1.0))
+        work = Work(0.0, float(self.workload.prompt_length), 1.0)
+        # The runtime runs a prompt once, whatever the number of its rollouts.
+        share = 1.0 if self.hardware.dispatch is None else 1.0 / self.workload.rollouts
+        return self._token_pass(vertex, p, share, work, PREFILL)
 
     def _decode(self, vertex: Vertex, p: Placement, phase: DecodePhase) -> Parts:
         """All one-token steps of a phase, each through the whole pipeline."""
         context = self.workload.prompt_length + phase.position
-        step = self._token_pass(vertex, p, phase.alive, Work(0.0, 1.0, 1.0, context))
+        step = self._token_pass(vertex, p, phase.alive, Work(0.0, 1.0, 1.0, context), DECODE)
         if p.pipeline_parallel > 1:
             # The last stage tells the first what it sampled.
-            step["pp"] += p.waves * self.network.pipeline_step(p.layout, 4.0)
+            step["pp"] += p.waves * self.inner.pipeline_step(p.layout, 4.0)
         return {name: phase.steps * seconds for name, seconds in step.items()}
 
-    def _token_pass(self, vertex: Vertex, p: Placement, alive: float, work: Work) -> Parts:
+    def _token_pass(
+        self, vertex: Vertex, p: Placement, alive: float, work: Work, operations: Operations
+    ) -> Parts:
         """A generation's forward pass of the sequences still alive, once in every wave."""
         m, layout, stages = self._model(vertex), p.layout, p.pipeline_parallel
         local = alive * self.workload.sequences / (p.data_parallel * p.waves)
         mb = max(1, min(p.microbatches, math.floor(local)))
         work = work._replace(sequences=local / mb)
         tokens = work.sequences * float(work.tokens)
-        gemm = mb * float(self.compute.busiest_stage(m, layout, work, _FORWARD, decoding=True))
+        times = self.compute.stages(m, layout, work, _FORWARD, self._dispatched(m, operations), decoding=True)
+        gemm = mb * float(times.busiest)
         parts = {"gemm": gemm, "bubble": gemm * (stages - 1) / mb}
         steps = mb + stages - 1
         parts["tp"] = steps * self._tensor_parallel(m, layout, tokens, work.sequences, sampling=True)
@@ -148,7 +169,34 @@ class MegatronCost(CostModel):
             parts["ep"] = steps * 2 * self._expert_parallel(m, layout, tokens, decoding=True)
         parts["pp"] = self._pipeline(m, layout, mb + stages - 2, tokens, decoding=True)
         parts |= {"dp": 0.0, "nongemm": 0.0, "opt": 0.0}
+        parts |= self._eager(m, layout, operations, parts, mb * float(times.mean))
         return {name: p.waves * seconds for name, seconds in parts.items()}
+
+    # Terms of operations one by one, and of processors that workers share --------------------------------
+
+    def _dispatched(self, m: ModelSpec, operations: Operations) -> Dispatched:
+        return dispatched(self.hardware.dispatch, operations, vocabulary=m.has_lm_head)
+
+    def _eager(self, m: ModelSpec, layout: Layout, operations: Operations, told: Parts, work: float) -> Parts:
+        """What is dispatched outside of passes; and how much longer than `told` the workers of a node take
+        with the processors that they share. Each computes for `work` seconds. Messages are the processors'
+        work as well."""
+        h, parts = self.hardware, {}
+        once = dispatched_once(h.dispatch, operations, m.layers / layout.pipeline_parallel)
+        if h.dispatch is not None:
+            parts["once"] = once
+        if h.node_processors:
+            workers = min(layout.gpus, self.network.node)
+            crowd = max(1.0, workers / h.node_processors)
+            slow = 1.0 + h.contention * (min(workers, h.node_processors) - 1.0)
+            path, alike = told["gemm"] + told["bubble"], told["opt"] + once
+            messages = sum(told.get(name, 0.0) for name in ("tp", "cp", "ep", "pp", "dp"))
+            parts["sharing"] = (
+                slow * max(path, crowd * work) - path
+                + (slow * crowd - 1.0) * alike
+                + (crowd - 1.0) * messages
+            )  # fmt: skip
+        return parts
 
     # Terms of one microbatch -------------------------------------------------------------------------
 
@@ -161,16 +209,16 @@ class MegatronCost(CostModel):
             return 0.0
         width = m.hidden * m.bytes_per_parameter / layout.context_parallel
         reduces = _reductions(m) / layout.pipeline_parallel
-        one = self.network.tensor_all_reduce(layout, tokens * width)
+        one = self.inner.tensor_all_reduce(layout, tokens * width)
         first, last = one, 0.0
         if m.has_lm_head and sampling:
             rows = padded_vocabulary(m.vocabulary, layout.tensor_parallel)
-            last = self.network.tensor_all_gather(layout, heads * rows * parameters.state_width(m))
+            last = self.inner.tensor_all_gather(layout, heads * rows * parameters.state_width(m))
         elif m.has_lm_head:
             # Maximum, sum of exponentials and the target's logit; the backward pass reduces hidden states.
             scalars = heads / layout.context_parallel * parameters.state_width(m)
-            last = 3 * self.network.tensor_all_reduce(layout, scalars)
-            last += self.network.tensor_all_reduce(layout, heads * width) if training else 0.0
+            last = 3 * self.inner.tensor_all_reduce(layout, scalars)
+            last += self.inner.tensor_all_reduce(layout, heads * width) if training else 0.0
         ends = first + last if layout.pipeline_parallel == 1 else max(first, last)
         return (3 if training else 1) * reduces * one + ends
 
@@ -179,7 +227,7 @@ class MegatronCost(CostModel):
         hold different tokens."""
         spread = layout.tensor_parallel if sequence_parallel(m, layout, decoding=decoding) else 1
         nbytes = tokens * m.hidden * m.bytes_per_parameter / (layout.context_parallel * spread)
-        return hops * self.network.pipeline_step(layout, nbytes)
+        return hops * self.inner.pipeline_step(layout, nbytes)
 
     def _context_parallel(self, m: ModelSpec, layout: Layout, work: Work) -> float:
         """What a forward ring of keys and values takes longer than the scores computed meanwhile, per mean
@@ -193,7 +241,7 @@ class MegatronCost(CostModel):
                 block = m.latent_attention.kv_rank + m.latent_attention.rope_head
             scores = self.compute.attention(m, kind, layout, work, stored=self.compute.stored)
             scores = scores / layout.context_parallel
-            link = self.network.ring(layout)
+            link = self.inner.ring(layout)
             exposed = link.alpha + rows * block * m.bytes_per_parameter * link.beta - scores
             total += count * steps * _mean(np.maximum(exposed, 0.0))
         return total
@@ -203,7 +251,7 @@ class MegatronCost(CostModel):
         spread = layout.tensor_parallel if sequence_parallel(m, layout, decoding=decoding) else 1
         copies = float(expert_copies(m, tokens / (layout.context_parallel * spread)))
         layers = max(sum(n for (_, moe), n in s if moe) for s in stage_kinds(m, layout.pipeline_parallel))
-        return layers * self.network.expert_all_to_all(layout, copies * m.hidden * m.bytes_per_parameter)
+        return layers * self.inner.expert_all_to_all(layout, copies * m.hidden * m.bytes_per_parameter)
 
     # Terms of one optimizer step ---------------------------------------------------------------------
 
@@ -211,12 +259,12 @@ class MegatronCost(CostModel):
         """Gradients reduced and scattered, weights gathered, by shard; a tied embedding's gradient summed."""
         shard, width = parameters.largest_shard(m, layout), parameters.state_width(m)
         replicas = layout.data_parallel * layout.context_parallel
-        time = self.network.gradient_exchange(
+        time = self.inner.gradient_exchange(
             layout, width * shard.dense, m.bytes_per_parameter * shard.dense, replicas
         )
         if shard.expert:
             spread = layout.tensor_parallel / layout.expert_parallel
-            time += self.network.gradient_exchange(
+            time += self.inner.gradient_exchange(
                 layout,
                 width * shard.expert,
                 m.bytes_per_parameter * shard.expert,
@@ -225,7 +273,7 @@ class MegatronCost(CostModel):
             )
         if m.tied_embeddings and m.has_lm_head and layout.pipeline_parallel > 1:
             rows = padded_vocabulary(m.vocabulary, layout.tensor_parallel) // layout.tensor_parallel
-            time += self.network.embedding_exchange(layout, rows * m.hidden * width)
+            time += self.inner.embedding_exchange(layout, rows * m.hidden * width)
         return time
 
     def _optimizer(self, m: ModelSpec, layout: Layout) -> float:

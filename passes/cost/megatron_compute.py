@@ -19,6 +19,7 @@ from ir_schema.hardware import Hardware
 from ir_schema.model import ModelSpec, padded_vocabulary
 from ir_schema.problem import Layout
 from passes.cost import megatron_pointwise as pointwise
+from passes.cost.megatron_dispatch import Dispatched
 from passes.cost.parameters import attention_shape, layer_shard, stage_layers
 
 Array = NDArray[np.float64]
@@ -38,6 +39,13 @@ class Work(NamedTuple):
     tokens: Real
     heads: Real
     context: Real | None = None
+
+
+class Stages(NamedTuple):
+    """What a microbatch takes in the pipeline's stage that takes longest, and in the mean stage."""
+
+    busiest: Real
+    mean: Real
 
 
 def _larger(a: Real, b: Real) -> Real:
@@ -184,7 +192,9 @@ class Compute:
     def layer(self, spec: ModelSpec, kind: Kind, layout: Layout, work: Work, *, decoding: bool) -> Real:
         """One layer's forward pass; generation (`decoding`) is an engine's, captured and fused."""
         rows = work.sequences * work.tokens / layout.context_parallel
-        total = self.attention(spec, kind, layout, work, stored=self.stored and not decoding)
+        # The runtime attends in its prefill as it does in training.
+        fused = decoding and (self.hardware.dispatch is None or work.context is not None)
+        total = self.attention(spec, kind, layout, work, stored=self.stored and not fused)
         weights = (
             *attention_weights(spec, kind[0], layout.tensor_parallel),
             *feed_forward_weights(spec, kind[1], layout.tensor_parallel),
@@ -220,6 +230,11 @@ class Compute:
         moved = pointwise.loss_bytes_per_token(spec, layout, training=training)
         return rows * moved / self.hardware.memory_bandwidth
 
+    def sampling(self, spec: ModelSpec, work: Work) -> Real:
+        """From whole logits to tokens and their log-probabilities, on every tensor rank."""
+        rows = work.sequences * work.heads
+        return rows * spec.vocabulary * pointwise.SAMPLING_BYTES / self.hardware.memory_bandwidth
+
     def head(self, spec: ModelSpec, layout: Layout, work: Work) -> Real:
         """The heads' forward pass on the last stage."""
         rows = work.sequences * work.heads / layout.context_parallel
@@ -232,24 +247,45 @@ class Compute:
             total = total + self._kernel(traffic)
         return total
 
-    def busiest_stage(
-        self, spec: ModelSpec, layout: Layout, work: Work, passes: tuple[int, int], *, decoding: bool
-    ) -> Real:
-        """Time per microbatch of the stage that takes longest; `passes` counts forward equivalents of the
-        layers and of the head."""
-        stages = stage_kinds(spec, layout.pipeline_parallel)
+    def stages(
+        self,
+        spec: ModelSpec,
+        layout: Layout,
+        work: Work,
+        passes: tuple[int, int],
+        dispatched: Dispatched,
+        *,
+        decoding: bool,
+    ) -> Stages:
+        """Time per microbatch of the pipeline's stages; `passes` counts forward equivalents of the layers and
+        of the head."""
+        kinds = stage_kinds(spec, layout.pipeline_parallel)
         training = passes[0] > 1
         layers = {
-            kind: passes[0] * self.layer(spec, kind, layout, work, decoding=decoding)
-            + (self.accumulation(spec, kind, layout) if training else 0.0)
-            for kind in {kind for stage in stages for kind, _ in stage}
+            kind: self._launched(
+                passes[0] * self.layer(spec, kind, layout, work, decoding=decoding)
+                + (self.accumulation(spec, kind, layout) if training else 0.0),
+                dispatched.layer,
+            )
+            for kind in {kind for stage in kinds for kind, _ in stage}
         }
         head = passes[1] * self.head(spec, layout, work) + self.loss(spec, layout, work, training=training)
-        times = [_weighted(stage, layers) for stage in dict.fromkeys(stages[:-1])]
-        worst = _weighted(stages[-1], layers) + head
-        for time in times:
-            worst = _larger(worst, time)
-        return worst
+        if decoding and self.hardware.dispatch is not None:
+            head = head + self.sampling(spec, work)
+        worst = total = _weighted(kinds[-1], layers) + self._launched(head, dispatched.ends)
+        for stage, count in Counter(kinds[:-1]).items():
+            time = _weighted(stage, layers)
+            worst, total = _larger(worst, time), total + count * time
+        return Stages(worst, total / layout.pipeline_parallel)
+
+    def _launched(self, kernels: Real, dispatching: float) -> Real:
+        """Kernels with what dispatching them takes: before them where the same processors do both, ahead of
+        them on a GPU."""
+        if not dispatching:
+            return kernels
+        if self.hardware.node_processors:
+            return kernels + dispatching
+        return _larger(kernels, dispatching)
 
 
 @lru_cache(maxsize=4096)

@@ -6,11 +6,28 @@ all network cards together; a group with fewer members per node shares the cards
 run at the same time. Point-to-point figures are those of one GPU, and bound an all-to-all.
 """
 
-from ir_schema.base import Tier
+import msgspec
+
+from ir_schema.base import TIERS, Tier
 from ir_schema.device import DeviceSpace
 from ir_schema.hardware import AlphaBeta, Hardware, Tiers
 from ir_schema.problem import Layout
 from passes.cost.collectives import all_gather, all_reduce, point_to_point, reduce_scatter
+
+
+def among_computing(hardware: Hardware) -> Hardware:
+    """`hardware` with the latencies that messages have among workers that compute."""
+    extra = hardware.wakeup_seconds
+    if not extra:
+        return hardware
+
+    def later(tiers: Tiers) -> Tiers:
+        links = {t: tiers.at(t) for t in TIERS}
+        return Tiers(**{t: AlphaBeta(alpha=x.alpha + extra, beta=x.beta) for t, x in links.items()})
+
+    fields = ("collective", "point_to_point", "all_gather", "reduce_scatter")
+    given = {f: getattr(hardware, f) for f in fields}
+    return msgspec.structs.replace(hardware, **{f: later(t) for f, t in given.items() if t is not None})
 
 
 class Network:

@@ -12,6 +12,10 @@ from passes.cost.parameters import state_width
 KERNELS = 3
 """Kernels between the products of a layer: two norms with what is fused to them, and an activation."""
 
+SAMPLING_BYTES = 68
+"""Traffic of one logit in the runtime's sampling, in FP64: read and widened (12), made a log-probability
+(24: read twice), exponentiated (16), and summed up along the vocabulary (16)."""
+
 
 def layer_bytes_per_token(spec: ModelSpec, layout: Layout, *, experts: bool, spread: int) -> float:
     """Bytes that one token moves between the products of a layer's forward pass on one tensor rank, the

@@ -15,16 +15,9 @@ from ir_schema.model import ModelSpec
 from ir_schema.problem import Layout, Placement, Vertex
 from ir_schema.stages import DeviceMemory, Node
 from passes.analysis import Analysis
+from passes.cost import megatron_live, megatron_memory
 from passes.cost.base import ShapeBytes
-from passes.cost.megatron_memory import (
-    Bytes,
-    added,
-    generation_transient,
-    inference_transient,
-    training_state,
-    training_transient,
-    weight_bytes,
-)
+from passes.cost.megatron_memory import Bytes, added, training_state, weight_bytes
 from passes.cost.memory import device_memory, per_region
 
 Place = tuple[Allocation, Layout]
@@ -47,6 +40,13 @@ class Residency:
         self.analysis = analysis
         self.models = analysis.problem.models
         self.workload = analysis.problem.workload
+        eager = analysis.problem.hardware.dispatch is not None
+        source = megatron_live if eager else megatron_memory
+        self._compute = {
+            "training": source.training_transient,
+            "inference": source.inference_transient,
+            "generation": source.generation_transient,
+        }
         self._after = analysis.reachable
         self._transients: dict[tuple[object, ...], Bytes] = {}
 
@@ -56,11 +56,7 @@ class Residency:
                p.context_parallel, p.expert_parallel, p.waves)  # fmt: skip
         known = self._transients.get(key)
         if known is None:
-            compute = {
-                "training": training_transient,
-                "inference": inference_transient,
-                "generation": generation_transient,
-            }[vertex.role]
+            compute = self._compute[vertex.role]
             known = self._transients[key] = compute(self._spec(vertex), p, self.workload)
         return known
 

@@ -174,14 +174,10 @@ class Ledger:
         return found
 
     @property
-    def baselines(self) -> dict[str, float]:
-        """Score [tokens/s] of each heuristic's best plan that fits, over all structures."""
-        scores = {}
-        for name, tried in self.tried.items():
-            fitting = [f for f in tried if f.evaluation.feasible]
-            if fitting:
-                scores[name] = max(fitting, key=self.value).evaluation.score
-        return scores
+    def baselines(self) -> dict[str, Found]:
+        """Each heuristic's best plan that fits, over all structures."""
+        fitting = {name: [f for f in tried if f.evaluation.feasible] for name, tried in self.tried.items()}
+        return {name: max(found, key=self.value) for name, found in fitting.items() if found}
 
     def fits(self, figures: Figures) -> NDArray[np.bool_]:
         """Which plans keep within M_eff."""
@@ -281,12 +277,16 @@ class Ledger:
         """The best plan of `space` that fits."""
         return max(self._kept(space), key=self.value, default=None)
 
+    def others(self, best: Found) -> list[Found]:
+        """The plans that were kept of every structure, all of which fit, without `best`."""
+        kept = [f for s in self.spaces for f in self._kept(s)]
+        return [f for f in kept if f.space is not best.space or (f.row != best.row).any()]
+
     def runner_up(self, best: Found) -> Found | None:
         """The best plan that fits, of another structure than `best`'s if any has one, else of the same."""
-        everything = [f for s in self.spaces for f in self._kept(s)]
-        everything = [f for f in everything if f.space is not best.space or (f.row != best.row).any()]
-        others = [f for f in everything if f.space is not best.space]
-        return max(others or everything, key=self.value, default=None)
+        others = self.others(best)
+        elsewhere = [f for f in others if f.space is not best.space]
+        return max(elsewhere or others, key=self.value, default=None)
 
     # Telling -----------------------------------------------------------------------------------------
 
@@ -327,7 +327,7 @@ class Ledger:
 
     def progress(self) -> Progress:
         """A snapshot."""
-        baselines = self.baselines
+        scores = {name: found.evaluation.score for name, found in self.baselines.items()}
         return Progress(
             method=self.method,
             evaluations=self.evaluations,
@@ -337,8 +337,8 @@ class Ledger:
             structure=self._current,
             structures=len(self.spaces),
             best=0.0 if self.best is None else self.best.evaluation.score,
-            greedy=baselines.get("greedy", 0.0),
-            concurrent=baselines.get("concurrent", 0.0),
+            greedy=scores.get("greedy", 0.0),
+            concurrent=scores.get("concurrent", 0.0),
             time_limit=self.time_limit,
             step_s=None if self.best is None else self._step_s(self.best),
             lower_bound_s=self.lower_bound_s,

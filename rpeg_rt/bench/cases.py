@@ -68,6 +68,11 @@ def impossible(case: OperatorCase, nodes: Sequence[int]) -> list[str]:
     return found
 
 
+def members(placement: Placement, nodes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The ranks of a possible operator, in its allocation's order; `nodes` are the ranks by node."""
+    return tuple(nodes[node][gpu] for _, node, gpu in placement.allocation.coordinates())
+
+
 def _product(grid: Grid, nodes: Sequence[int]) -> Iterator[OperatorCase]:
     per_node = min(nodes)
     for model in grid.models.values():

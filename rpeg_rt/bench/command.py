@@ -1,14 +1,16 @@
 """The command `rpeg-rt bench`: measure this machine, or operators on it."""
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from rpeg_rt.launch import detect
+from rpeg_rt.cli.launched import controller
+
+if TYPE_CHECKING:
+    from rpeg_rt.bench.run import Settings
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _FILE = click.Path(path_type=Path)
@@ -52,10 +54,9 @@ def machine_command(quiet: bool, **options: Any) -> None:
     """Measure matrix products, copies, communications at every tier, memory and a few operators: all that a
     hardware file is fitted to."""
     settings = _settings(**options)
-    if settings is not None:
-        from rpeg_rt.bench.run import measure_machine
+    from rpeg_rt.bench.run import measure_machine
 
-        measure_machine(settings, _progress(quiet))
+    measure_machine(settings, _progress(quiet))
 
 
 @bench_command.command("operators")
@@ -68,26 +69,14 @@ def operators_command(grid: Path | None, quiet: bool, **options: Any) -> None:
     models, by which a calibration is examined.
     """
     settings = _settings(**options)
-    if settings is not None:
-        from rpeg_rt.bench.run import measure_operators
+    from rpeg_rt.bench.run import measure_operators
 
-        measure_operators(settings, grid, _progress(quiet))
+    measure_operators(settings, grid, _progress(quiet))
 
 
-def _settings(workers: int | None, interface: str | None, port: int | None, **options: Any) -> Any:
-    """The settings of a controller; None in a task that has served one."""
-    launch = detect(os.environ)
-    if launch is None and (interface is not None or port is not None):
-        raise click.UsageError("--interface and --port are for workers that Slurm or torchrun starts")
-    if launch is not None and workers is not None:
-        raise click.UsageError(
-            f"--workers is for workers of this machine; here {launch.launcher} starts them"
-        )
-    if launch is not None and launch.task > 0:
-        from rpeg_rt.joining import serve
-
-        serve(launch, None, interface, port)
-        return None
+def _settings(workers: int | None, interface: str | None, port: int | None, **options: Any) -> "Settings":
+    """The settings of a controller; any other task serves it and ends here."""
+    launch = controller(None, interface, port, workers=workers)
     from rpeg_rt.bench.run import Settings
 
     return Settings(workers=workers, interface=interface, port=port, launch=launch, **options)

@@ -1,6 +1,7 @@
 """The kernels of which a layer consists, one at a time."""
 
 from collections.abc import Callable
+from itertools import cycle
 
 import torch
 
@@ -8,6 +9,8 @@ from rpeg_rt.bench.jobs import Copy, LayerRest, Product
 from rpeg_rt.engine.blocks import rms_norm
 from rpeg_rt.engine.shim import device
 
+_BEYOND_CACHES, _MOST_WEIGHTS = 1 << 27, 256
+"""Bytes of weights that take turns, and at most how many."""
 FLOATS = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 """By width in bytes."""
 
@@ -22,10 +25,13 @@ def kernel(subject: Product | Copy | LayerRest) -> Callable[[], object]:
 
 
 def _product(p: Product) -> Callable[[], object]:
-    # As a linear layer has it: one row of the weight is a column of the result.
+    # As linear layers have it: one row of a weight is a column of the result, and when a layer's turn comes
+    # again, its weight has left the caches.
     rows = torch.randn(p.rows, p.inner, device=device()).to(FLOATS[p.width])
-    weight = torch.randn(p.columns, p.inner, device=device()).to(FLOATS[p.width])
-    return torch.no_grad()(lambda: torch.nn.functional.linear(rows, weight))
+    count = max(2, min(_MOST_WEIGHTS, _BEYOND_CACHES // (p.columns * p.inner * p.width)))
+    weights = torch.randn(count, p.columns, p.inner, device=device()).to(FLOATS[p.width])
+    turns = cycle(weights.unbind())
+    return torch.no_grad()(lambda: torch.nn.functional.linear(rows, next(turns)))
 
 
 def _copy(copy: Copy) -> Callable[[], object]:

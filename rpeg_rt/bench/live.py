@@ -19,8 +19,8 @@ def peak_tensor_bytes(prepare: Callable[[], Callable[[], object]]) -> int:
     """The most bytes of live tensors at once during the second call of what `prepare` makes, with all that
     `prepare` and the first call left behind, above what was there before.
 
-    On CPU they are what the allocator counts, temporaries inside kernels included, whenever this thread
-    takes or returns memory: what threads of communication return is no longer counted then.
+    On CPU they are what the allocator tells the profiler, temporaries inside kernels included. It does not
+    tell what threads of communication return: that is noticed when an address is given out again.
     """
     gc.collect()
     if torch.cuda.is_available():
@@ -38,15 +38,15 @@ def peak_tensor_bytes(prepare: Callable[[], Callable[[], object]]) -> int:
         gc.collect()  # What preparation has left behind in circles is not the operator's.
         with profiler.record_function(_MARK):
             call()
-    levels, watched = [], None
+    changes, watched = [], None
     for event in _events(profile.kineto_results.experimental_event_tree()):
         if event.name == "[memory]":
             told = event.extra_fields
-            levels.append((event.start_time_ns, told.total_allocated, told.alloc_size))
+            changes.append((event.start_time_ns, told.ptr, told.alloc_size))
         elif event.name == _MARK:
             watched = (event.start_time_ns, event.end_time_ns)
     assert watched is not None, "the profiler has lost the mark"
-    return highest(levels, *watched)
+    return highest(changes, *watched)
 
 
 def _events(roots: Iterable[Any]) -> Iterator[Any]:
@@ -58,18 +58,20 @@ def _events(roots: Iterable[Any]) -> Iterator[Any]:
         left += event.children
 
 
-def highest(levels: Iterable[tuple[int, int, int]], begin: int, end: int) -> int:
-    """The highest level at any time from `begin` to `end` above the one before the first change, of (time,
-    level after a change, the change)."""
-    ordered = sorted(levels, key=lambda c: c[0])
-    if not ordered:
-        return 0
-    before = most = ordered[0][1] - ordered[0][2]
-    for at, level, _ in ordered:
+def highest(changes: Iterable[tuple[int, int, int]], begin: int, end: int) -> int:
+    """The most bytes held at once at any time from `begin` to `end`, of (time, address, bytes): taken,
+    or negative when returned. What was there before is not counted when it is returned."""
+    held: dict[int, int] = {}
+    level = most = 0
+    for at, address, size in sorted(changes, key=lambda c: c[0]):
         if at > end:
             break
+        level -= held.pop(address, 0)
+        if size > 0:
+            held[address] = size
+            level += size
         most = level if at < begin else max(most, level)
-    return most - before
+    return most
 
 
 def forget_peak() -> None:

@@ -18,7 +18,7 @@ from ir_schema.samples import (
     TransferSample,
     encode_samples,
 )
-from rpeg_rt.bench.cases import calibrating, examining, expand, read_grid
+from rpeg_rt.bench.cases import calibrating, examining, expand, members, read_grid
 from rpeg_rt.bench.crew import Workers, workers
 from rpeg_rt.bench.environment import environment, processors, running
 from rpeg_rt.bench.jobs import Effort, Job, Operator
@@ -66,10 +66,9 @@ class _Bench:
     def operators(self, cases: list[OperatorCase], effort: Effort) -> None:
         """Measure operators."""
         for i, case in enumerate(cases):
-            p = case.placement
-            what = f"{case.role}, {layout_name(p.layout)}"
+            what = f"{case.role}, {layout_name(case.placement.layout)}"
             self.progress(what, i, len(cases))
-            ranks = tuple(range(p.layout.gpus))
+            ranks = members(case.placement, self.crew.nodes)
             results, _ = self.crew.measure(Job(Operator(case), ranks, effort), what)
             processes = [r.process_bytes for r in results if r.process_bytes is not None]
             self.samples.append(

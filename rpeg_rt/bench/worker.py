@@ -11,7 +11,8 @@ from rpeg_rt.bench.subject import prepare
 from rpeg_rt.bench.timing import Times, repeated
 from rpeg_rt.bench.transfers import transfer
 from rpeg_rt.engine.groups import LayoutGroups, make_layout
-from rpeg_rt.protocol import Bench, Channel, Measure, Measured, Ready
+from rpeg_rt.protocol import Bench, Measure, Measured, Ready
+from rpeg_rt.wire import Channel
 from rpeg_rt.world import fastest_backend, join_world
 
 

@@ -1,6 +1,5 @@
 """What the command line does without a verb: run a plan."""
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from rpeg_rt.launch import detect
+from rpeg_rt.cli.launched import controller
+from rpeg_rt.failure import AlreadyDone
 
 if TYPE_CHECKING:
     from rpeg_rt.metrics import StepMetrics
@@ -122,18 +122,7 @@ def run_command(
     quiet: bool,
 ) -> None:
     """Run a plan."""
-    launch = detect(os.environ)
-    if launch is None and (interface is not None or port is not None):
-        raise click.UsageError("--interface and --port are for runs whose tasks Slurm or torchrun starts")
-    if launch is not None and slots is not None:
-        raise click.UsageError(
-            f"--slots is for runs that start their own workers; here {launch.launcher} does"
-        )
-    if launch is not None and launch.task > 0:
-        from rpeg_rt.joining import serve
-
-        serve(launch, plan, interface, port)
-        return
+    launch = controller(plan, interface, port, slots=slots)
     if save is None and save_every is not None:
         raise click.UsageError("--save-every needs --save: the directory for the snapshots")
     from rpeg_rt.run import Settings, execute
@@ -157,7 +146,11 @@ def run_command(
         port=port,
         launch=launch,
     )
-    outcome = execute(plan, settings, _progress(quiet), _warn, lambda text: _note(text, quiet))
+    try:
+        outcome = execute(plan, settings, _progress(quiet), _warn, lambda text: _note(text, quiet))
+    except AlreadyDone as exc:
+        click.echo("null" if as_json else str(exc))
+        return
     click.echo(msgspec.json.encode(outcome).decode() if as_json else render(outcome))
 
 

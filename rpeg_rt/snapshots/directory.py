@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from rpeg_rt.failure import FileError
+from rpeg_rt.files import synchronise
 from rpeg_rt.snapshots.manifest import MANIFEST, VERSION, Manifest, Piece
 
 _NAME = re.compile(r"step-(\d{8,})")
@@ -42,23 +43,15 @@ def finish(part: Path, manifest: Manifest, keep: int) -> Path:
         file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
         file.flush()
         os.fsync(file.fileno())
-    _sync(part)
+    synchronise(part)
     place = place_of(part.parent, manifest.step)
     if place.exists():
         shutil.rmtree(place)  # Damaged: a run goes on from the newest snapshot that is not.
     part.rename(place)
-    _sync(part.parent)
+    synchronise(part.parent)
     for step in [s for s in _steps(part.parent) if s <= manifest.step][keep:]:
         shutil.rmtree(place_of(part.parent, step), ignore_errors=True)
     return place
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _steps(directory: Path) -> list[int]:

@@ -39,11 +39,12 @@ class Resumed:
 
 def resume(directory: Path, plan: Plan, steps: int, seed: int | None, warn: Callable[[str], None]) -> Resumed:
     """The newest whole snapshot in `directory`, for a run of `plan` of `steps` steps in all with `seed`
-    (None: that of the snapshot). Raises FileError where there is none, or nothing left to do."""
+    (None: that of the snapshot). Raises FileError where there is none, or only of later steps."""
     place, manifest = newest(directory, warn)
-    if manifest.step >= steps:
+    if manifest.step > steps:
         raise FileError(
-            f"the run has its {steps} steps already: {place} is of step {manifest.step}; give --steps more"
+            f"the run has more than {steps} steps already: {place} is of step {manifest.step}; give --steps "
+            "as many or more"
         )
     problem = plan.executable.problem
     refused, told = differences(manifest, problem, manifest.seed if seed is None else seed)

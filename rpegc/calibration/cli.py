@@ -1,16 +1,18 @@
-"""The command line of `rpeg-calib`: fit, validate, show, diff."""
+"""The command line of `rpeg-calib`: run, fit, validate, show, diff."""
 
 from collections.abc import Sequence
 
 import click
 
+from rpegc.calibration.run_command import run_command
 from rpegc.calibration.validation_command import validate_command
 from rpegc.cli.console import HELP_OPTIONS, Console, console_options
 from rpegc.diagnostics import Source
 
-HELP_TEXT = """Hardware files: fit them to measurements, validate, show and compare them.
+HELP_TEXT = """Hardware files: measure machines, fit tables, validate, show and compare.
 
 \b
+  rpeg-calib run -o mine.json                         of the machine at hand, measured
   rpeg-calib fit sweep.csv --onto h100 -o mine.json   measured figures in place of others
   rpeg-calib validate mine.json -o validation         how far its predictions are off, here
   rpeg-calib show mine.json                           parameters, residuals, sources
@@ -147,6 +149,7 @@ def diff_command(*, console: Console, before: str, after: str, as_json: bool) ->
     return console.guard(work, at_fault=EXIT_USAGE)
 
 
+cli.add_command(run_command)
 cli.add_command(validate_command)
 
 

@@ -14,6 +14,7 @@ from ir_schema.hardware import Hardware
 from ir_schema.model import ModelSpec
 from ir_schema.problem import Graph, Options, Placement, Problem, Vertex, Workload
 from ir_schema.samples import OperatorCase
+from passes.cost import parameters
 from passes.cost.megatron import MegatronCost
 
 NODE = 8
@@ -51,6 +52,15 @@ def predict(case: OperatorCase, hardware: Hardware) -> Prediction:
     model, vertex = alone(case, hardware, case.placement.extent)
     seconds = sum(model.operator(vertex, case.placement).values())
     return Prediction(seconds, model.operator_bytes(vertex, case.placement))
+
+
+def forward_flops(case: OperatorCase) -> float:
+    """Operations of one forward pass through the layers: 2 per weight and token, and of the scores half of
+    the square."""
+    m, w = case.model, case.workload
+    weights = parameters.layers_shard(m, range(m.layers)).total
+    attended = 2 * m.layers * m.attention_heads * m.head_width * w.total_length
+    return float(w.sequences * w.total_length * (2 * weights + attended))
 
 
 def nodes_for(gpus: int) -> DeviceSpace:

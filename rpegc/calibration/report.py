@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from calib.hardware import TRANSFERS
 from ir_schema.base import TIERS
-from ir_schema.hardware import AlphaBeta, Hardware
-from rpegc.calibration.fitting import Change
+from ir_schema.hardware import AlphaBeta, Dispatch, Hardware
+from rpegc.calibration.draft import Change
 from rpegc.table import duration, size, table
 
 Value = float | AlphaBeta | None
@@ -20,6 +20,10 @@ UNITS = {
     "kernel_seconds": "seconds",
     "startup_seconds": "seconds",
     "launch_seconds": "seconds",
+    "wakeup_seconds": "seconds",
+    "dispatch.decoding": "seconds",
+    "dispatch.forward": "seconds",
+    "dispatch.training": "seconds",
 }
 
 
@@ -41,6 +45,9 @@ def parameters(hardware: Hardware) -> Iterator[tuple[str, Value]]:
         elif name == "nongemm_reference":
             yield f"{name}.sequences", value.sequences
             yield f"{name}.tokens", value.tokens
+        elif name == "dispatch":
+            for kind in Dispatch.__struct_fields__:
+                yield f"{name}.{kind}", None if value is None else getattr(value, kind)
         elif name != "provenance":
             yield name, value
 

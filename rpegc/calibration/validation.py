@@ -111,7 +111,7 @@ def outcomes(samples: Sequence[OperatorSample], hardware: Hardware) -> list[Outc
         raise DiagnosticError([error("E952", message, help=help)])
     found = []
     for i, sample in enumerate(samples):
-        if not sample.tensor_bytes or sample.tensor_bytes < 0:
+        if sample.tensor_bytes <= 0:
             said = f"operators[{i}] has tensor_bytes = {sample.tensor_bytes}"
             raise DiagnosticError([error("E951", said, help="a positive number of bytes")])
         p = predict(sample.case, hardware)

@@ -16,7 +16,8 @@ class Entry(Record, frozen=True, kw_only=True):
     `outcome` is `ok`; `infeasible`, where no plan fits in memory; or `not allowed`, where nothing that the
     file allows lies in the space: then `reason` says why, and what there is to tell of a plan is None.
     `summary` says what may be decided, `structure` the structural choices made. `rpeg_gain` is the gain of
-    the plan of `rpeg` over this one in tokens/s, as a fraction; None for `rpeg` itself.
+    the plan of `rpeg` over this one in tokens/s, as a fraction; `indistinguishable`: the uncertainty of the
+    predictions does not tell the two step times apart (None: not known). Both are None for `rpeg` itself.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Entry(Record, frozen=True, kw_only=True):
     reason: str | None = None
     figures: Figures | None = None
     rpeg_gain: float | None = None
+    indistinguishable: bool | None = None
     structure: str | None = None
     evaluations: int | None = None
     termination: str | None = None

@@ -9,27 +9,27 @@ import msgspec
 from ir_schema.device import size
 from ir_schema.diagnostics import Diagnostic, DiagnosticError
 from ir_schema.problem import Problem, SearchSpace
-from ir_schema.stages import Configuration, SearchReport
+from ir_schema.stages import Configuration, Scheduled, SearchReport
 from passes.evaluate import evaluate
 from passes.search import explore
 from passes.search.restriction import EVERYTHING, PEERS, DecisionSpace, NotAllowed
 from passes.search.settings import Settings
 from passes.search.structures import structures
+from passes.uncertainty import relation
 from rpegc.compare.data import Comparison, Entry, Outcome
 from rpegc.failure import suggestion, usage_error
-from rpegc.figures import Figures, figures_of
+from rpegc.figures import figures_of
 from rpegc.outcome import INFEASIBLE
 from rpegc.parallel import workers
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best configuration within a decision space, how it was found, and its figures; or why there is
+    """The best configuration within a decision space, as a schedule, and how it was found; or why there is
     none: what the space needs, or what the search found wrong."""
 
-    configuration: Configuration | None = None
+    scheduled: Scheduled | None = None
     report: SearchReport | None = None
-    figures: Figures | None = None
     needs: str | None = None
     diagnostics: tuple[Diagnostic, ...] = ()
 
@@ -75,7 +75,7 @@ def compare(
         for space, future in searching.items():
             found[space] = future.result()
             on_progress(len(found), total)
-        starts = tuple(b.configuration for b in found.values() if b.configuration is not None)
+        starts = tuple(b.scheduled.configuration for b in found.values() if b.scheduled)
         free = pool.submit(best_within, problem, settings, EVERYTHING, starts).result()
     on_progress(total, total)
     if free.diagnostics and not _infeasible(free.diagnostics):
@@ -108,7 +108,7 @@ def best_within(
     except DiagnosticError as exc:
         return Best(diagnostics=exc.diagnostics)
     assert found.search is not None, "a search reports"
-    return Best(found, found.search, figures_of(evaluate(found), found.search))
+    return Best(evaluate(found), found.search)
 
 
 def _infeasible(found: Sequence[Diagnostic]) -> bool:
@@ -118,23 +118,25 @@ def _infeasible(found: Sequence[Diagnostic]) -> bool:
 
 def _entry(problem: Problem, space: DecisionSpace, best: Best, free: Best) -> Entry:
     """What is told of the best plan in `space`, `free` being the one without restriction."""
-    figures, chosen, report = best.figures, best.configuration, best.report
-    if figures is None or chosen is None or report is None:
+    scheduled, report = best.scheduled, best.report
+    if scheduled is None or report is None:
         told = best.diagnostics[0].message if best.diagnostics else f"it needs {best.needs}"
         outcome: Outcome = "infeasible" if _infeasible(best.diagnostics) else "not allowed"
         return Entry(name=space.name, summary=space.summary, outcome=outcome, reason=told)
-    assert free.figures is not None, "the search without restriction starts from this plan"
-    gain = free.figures.tokens_per_second / figures.tokens_per_second - 1
+    assert free.scheduled is not None, "the search without restriction starts from this plan"
+    gain = free.scheduled.tokens_per_s / scheduled.tokens_per_s - 1
+    related = None if best is free else relation(free.scheduled, scheduled)
     return Entry(
         name=space.name,
         summary=space.summary,
         outcome="ok",
-        figures=figures,
+        figures=figures_of(scheduled, report),
         rpeg_gain=None if best is free else gain,
-        structure=_structure(problem, chosen),
+        indistinguishable=None if related is None else related == "indistinguishable",
+        structure=_structure(problem, scheduled.configuration),
         evaluations=report.evaluations,
         termination=report.termination,
-        plan=dict(chosen.plan),
+        plan=dict(scheduled.configuration.plan),
     )
 
 

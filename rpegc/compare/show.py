@@ -1,5 +1,6 @@
 """A comparison as text to read and as CSV."""
 
+from passes.uncertainty import COVERAGE
 from rpegc.compare.data import Comparison, Entry
 from rpegc.figures import FIGURES
 from rpegc.table import csv_bytes, duration, indent, rate, size, table
@@ -8,7 +9,11 @@ REASONS = {"infeasible": "nothing fits in memory", "not allowed": "not allowed b
 """What is said of a space without a plan."""
 
 HEADER = ("system", "step", "tokens/s", "rpeg gains", "util.", "peak", "gap", "evaluations", "structure")
-FIELDS = ("rpeg_gain", "structure", "evaluations", "termination", "reason")
+MARK = "~"
+INDISTINGUISHABLE = (
+    f"indistinguishable: the {100 * COVERAGE:.0f} % interval of the difference in step time contains 0"
+)
+FIELDS = ("rpeg_gain", "indistinguishable", "structure", "evaluations", "termination", "reason")
 
 
 def as_csv(found: Comparison) -> bytes:
@@ -37,8 +42,10 @@ def as_text(found: Comparison) -> str:
         effort(found),
     )
     rows = [_row(entry) for entry in found.entries]
+    legend = [f"{MARK} {INDISTINGUISHABLE}"] if any(map(mark, found.entries)) else []
     summaries = table(("system", "what it may decide"), [(e.name, e.summary) for e in found.entries])
-    return "\n\n".join(["\n".join(title), indent(table(HEADER, rows, right=range(1, 8))), indent(summaries)])
+    plans = [table(HEADER, rows, right=range(1, 8)), *legend]
+    return "\n\n".join(["\n".join(title), indent("\n".join(plans)), indent(summaries)])
 
 
 def machine(found: Comparison) -> str:
@@ -64,6 +71,11 @@ def gained(fraction: float) -> str:
     return f"{100 * fraction:+.1f} %"
 
 
+def mark(entry: Entry) -> str:
+    """What stands before a gain that is within the uncertainty of the predictions."""
+    return MARK if entry.indistinguishable else ""
+
+
 def _row(entry: Entry) -> list[str]:
     f = entry.figures
     if f is None:
@@ -73,7 +85,7 @@ def _row(entry: Entry) -> list[str]:
         entry.name,
         duration(f.step_time_s),
         rate(f.tokens_per_second),
-        "-" if entry.rpeg_gain is None else gained(entry.rpeg_gain),
+        "-" if entry.rpeg_gain is None else f"{mark(entry)}{gained(entry.rpeg_gain)}",
         f"{100 * f.utilization:.1f} %",
         size(f.peak_memory_bytes),
         "-" if f.optimality_gap is None else f"{100 * f.optimality_gap:.1f} %",

@@ -10,13 +10,13 @@ from ir_schema.base import Record
 from ir_schema.device import all_devices, size
 from ir_schema.envelope import canonical, identify, stage_name
 from ir_schema.problem import Placement, Problem, Vertex
-from ir_schema.stages import Configuration, Executable, Node, Scheduled, ScheduledNode, Score, SearchReport
-from passes.evaluate import evaluate
+from ir_schema.stages import Executable, Node, Scheduled, ScheduledNode, Score, SearchReport
+from passes.uncertainty import uncertainty
 from rpegc.driver import input_run
 from rpegc.dump import allocation_text, layout_text
 from rpegc.failure import usage_error
 from rpegc.labels import node_labels
-from rpegc.outcome import notices, plan_of, report_of, score_of
+from rpegc.outcome import notices, report_of, schedule_of, score_of
 from rpegc.report.data import (
     Alternative,
     Bar,
@@ -40,6 +40,12 @@ def build(stage: Record) -> Report:
     Raises UsageFailure E935 for a problem: it has no plan yet.
     """
     scheduled = schedule_of(stage)
+    if scheduled is None:
+        raise usage_error(
+            "E935",
+            f"a `{stage_name(stage)}` file has no plan to report on",
+            help="compile it first: `rpegc FILE -o plan.exe.json`",
+        )
     problem, plan = scheduled.configuration.problem, scheduled.configuration.plan
     nodes = scheduled.nodes
     shown = problem.options.steps // 2
@@ -70,6 +76,7 @@ def build(stage: Record) -> Report:
         gpus=size(problem.device_space),
         workload=problem.workload,
         score=_score(scheduled),
+        uncertainty=uncertainty(scheduled),
         notices=tuple(_notices(stage, scheduled)),
         operators=tuple(_operator(v, plan.get(v.name), times) for v in problem.graph.vertices),
         operator_times=tuple(times),
@@ -84,21 +91,6 @@ def build(stage: Record) -> Report:
         alternatives=tuple(_alternatives(problem, scheduled, report)),
         search=report,
     )
-
-
-def schedule_of(stage: Record) -> Scheduled:
-    """The schedule that `stage` is, or that its plan leads to. Raises UsageFailure E935 without a plan."""
-    if isinstance(stage, Scheduled):
-        return stage
-    found = plan_of(stage)
-    if found is None:
-        raise usage_error(
-            "E935",
-            f"a `{stage_name(stage)}` file has no plan to report on",
-            help="compile it first: `rpegc FILE -o plan.exe.json`",
-        )
-    problem, plan = found
-    return evaluate(Configuration(problem=problem, plan=dict(plan), search=report_of(stage)))
 
 
 def _score(scheduled: Scheduled) -> Score:
@@ -262,6 +254,7 @@ def _alternatives(
             tokens_per_s=tokens * counted,
             step_time_s=seconds,
             gpu_hours_per_step=size(problem.device_space) * seconds / 3600,
+            indistinguishable=None if report.ties is None else name in report.ties.baselines,
         )
 
 

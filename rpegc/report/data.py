@@ -9,6 +9,7 @@ from ir_schema.base import NodeKind, Record, Role
 from ir_schema.device import DeviceSpace
 from ir_schema.problem import Workload
 from ir_schema.stages import DeviceMemory, Microtask, Score, SearchReport
+from passes.uncertainty import Uncertainty
 
 Flow = Literal["operator", "data", "weights", "reshard"]
 
@@ -172,13 +173,15 @@ class Drawing(Record, frozen=True, kw_only=True):
 
 
 class Alternative(Record, frozen=True, kw_only=True):
-    """Another plan that the search scored, in the figures of this one."""
+    """Another plan that the search scored, in the figures of this one. `indistinguishable`: the uncertainty
+    of predictions does not tell the two step times apart; None where it is not known."""
 
     name: str
     score_tokens_per_s: float
     tokens_per_s: float
     step_time_s: float
     gpu_hours_per_step: float
+    indistinguishable: bool | None = None
 
 
 class Report(Record, frozen=True, kw_only=True):
@@ -200,6 +203,7 @@ class Report(Record, frozen=True, kw_only=True):
     gpus: int
     workload: Workload
     score: Score
+    uncertainty: Uncertainty
     notices: tuple[str, ...]
     operators: tuple[Operator, ...]
     operator_times: tuple[OperatorTime, ...]

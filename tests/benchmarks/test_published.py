@@ -52,6 +52,28 @@ def test_errors_stay_small(name, most):
     assert mape(name) < most
 
 
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("training, one node, vTrain", 0.9),
+        ("training, several nodes, vTrain", 0.7),
+        ("training, Megatron-LM", 0.9),
+        ("static batch, TensorRT-LLM", 0.8),
+        ("per token, serving", 0.9),
+    ],
+)
+def test_intervals_hold_what_the_documentation_says(name, least):
+    members = published.by_set(outcomes()[0])[name, "validation"]
+    assert sum(o.within for o in members) / len(members) >= least
+
+
+def test_errors_are_shared_by_layout_and_microbatch_size():
+    rows = published.shared(outcomes()[0])
+    correlation = {(part, what): float(value) for part, what, _, value in rows}
+    for (_, what), value in correlation.items():
+        assert value > 0.8 if what.endswith("other model") else abs(value) < 0.1
+
+
 def test_predictions_beat_one_efficiency():
     for (name, _), members in published.by_set(outcomes()[0]).items():
         ours, theirs = published.errors(members)

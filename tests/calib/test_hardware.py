@@ -64,6 +64,14 @@ def test_a_path_is_relative_to_the_directory(tmp_path):
         ({"runtime_reserve": 1.0}, "hardware.runtime_reserve"),
         ({"gamma_M": -5}, "hardware.gamma_M"),
         ({"nongemm_reference": {"sequences": 0, "tokens": 8}}, "hardware.nongemm_reference.sequences"),
+        (
+            {"provenance": {"name": "mine", "residuals": {"gamma_K": -0.1}}},
+            "hardware.provenance.residuals.gamma_K",
+        ),
+        (
+            {"provenance": {"name": "mine", "spread": {"training": -0.1}}},
+            "hardware.provenance.spread.training",
+        ),
     ],
 )
 def test_impossible_values_are_named(change, path):
@@ -92,6 +100,13 @@ def test_malformed_files_are_diagnosed(data):
 def test_misspelt_keys_are_errors():
     with pytest.raises(DiagnosticError, match="peak_flop"):
         decode_hardware(json.dumps(raw() | {"peak_flop": 1e15}).encode(), "mine")
+
+
+def test_spread_is_of_roles_and_transfers():
+    with pytest.raises(DiagnosticError, match="decoding"):
+        decode_hardware(
+            json.dumps(raw() | {"provenance": {"name": "mine", "spread": {"decoding": 0.1}}}).encode(), "mine"
+        )
 
 
 def test_figures_are_finite():

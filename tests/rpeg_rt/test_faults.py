@@ -319,7 +319,7 @@ def test_the_directory_of_the_weights_is_made(tmp_path: Path, capsys: pytest.Cap
     weights = tmp_path / "some" / "where"
     assert run_cli(capsys, path, "--steps", 1, "--save", weights)[0] == 0
     files = {m: {p.name for p in (weights / m).iterdir()} for m in ("actor", "critic")}
-    whole = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    whole = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "rpeg.json"}
     assert files == {"actor": whole | {"generation_config.json"}, "critic": whole}
     code, text = run_cli(capsys, path, "--steps", 1, "--save", weights)
     assert code == 2

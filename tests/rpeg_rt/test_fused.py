@@ -6,9 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ir_schema.model import Experts
 from ir_schema.stages import Executable, Microtask, MicrotaskSchedule
 from ir_schema.trace import Complete, Fused, Line, Part
 from rpeg_rt.engine.microtasks import schedule_hash
+from rpeg_rt.engine.sharding import in_lockstep
 from rpeg_rt.failure import PreflightError
 from rpeg_rt.load import load_plan
 from rpeg_rt.preflight import Machine, check
@@ -16,7 +18,10 @@ from rpeg_rt.realise import Realisation
 from rpeg_rt.run import Settings, execute
 from rpeg_rt.trace import read_trace
 from rpeg_rt.verify import verify_trace
-from tests.rpeg_rt.plans import colocated, executable, problem, trained, write_plan
+from tests.reference.runs import from_problem
+from tests.rpeg_rt.plans import colocated, executable, problem, trained, verify, write_plan
+from tests.rpeg_rt.random_plans import CHARACTERS, write_tokenizer
+from tests.rpeg_rt.test_algorithms import compare, outcome
 from tests.rpeg_rt.test_runs import CASES
 
 replace = msgspec.structs.replace
@@ -78,6 +83,42 @@ def test_the_trace_has_the_microtasks_of_every_optimizer_step(run: tuple[Path, l
         planned = tuple(t for t in schedule.order[rank] if t.microbatch < 2)
         assert 0 < len(planned) < len(schedule.order[rank])
         assert fused.executed == (planned,) * 3
+
+
+RAGGED = {
+    "one stage": trained("0-1", dp=2, mb=(2, 3)),
+    "two stages, the critic's reversed": trained("0-3", dp=2, pp=2, mb=(2, 4)),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if "two" in name else []) for name in RAGGED]
+)
+def test_replicas_with_different_rows_go_through_the_same_microtasks(name: str, tmp_path: Path) -> None:
+    """Experts are split over two replicas, of which one has fewer rows of a minibatch, or none, and other
+    lengths: all of them run every microtask, and the result is the plain process's."""
+    made = problem(
+        fuse=True,
+        cost_model="megatron",
+        workload={"prompts": 6, "rollouts": 1, "epochs": 2, "minibatches": 4},
+        run={"steps": 1, "tokenizer": "tokenizer.json"},
+    )
+    experts = Experts(routed=4, top_k=2, ffn=8)
+    changes = {"vocabulary": len(CHARACTERS) + 1, "family": "mixtral", "experts": experts}
+    made = replace(made, models={n: replace(m, **changes) for n, m in made.models.items()})
+    split = {v: replace(p, expert_parallel=2) for v, p in RAGGED[name].items()}
+    plan = executable(made, colocated(dp=2) | split)
+    schedule = plan.microtasks[COMPOSITE]
+    assert in_lockstep(split["actor_train"].layout)
+    path, trace = write_plan(tmp_path, plan), tmp_path / "trace.jsonl"
+    write_tokenizer(tmp_path)
+    lines, weights = outcome(path, trace)
+    told = [part.fused for x in read_trace(trace) if isinstance(x, Complete) for part in x.parts.values()]
+    orders = {f.executed for f in told if f is not None}
+    assert orders == {(order,) * 8 for order in schedule.order}
+    rows = [[sum(p % 4 == m for p in prompts) for m in range(4)] for prompts in (range(3), range(3, 6))]
+    assert rows == [[1, 1, 1, 0], [1, 1, 0, 1]]
+    compare(lines, weights, from_problem(made, tmp_path, verify))
 
 
 def swapped(order: tuple[Microtask, ...]) -> tuple[Microtask, ...]:

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,11 +18,13 @@ from msgspec.structs import replace
 from ir_schema.hardware import Provenance
 from ir_schema.problem import Placement
 from rpeg_rt.allocation import arrange
+from rpeg_rt.checkpoints.export import ORIGIN, Origin
 from rpeg_rt.clock import Clock
 from rpeg_rt.failure import FileError, PreflightError
 from rpeg_rt.fleet import Fleet
 from rpeg_rt.joining import local_fleet
 from rpeg_rt.launch import PORTS, detect
+from rpeg_rt.load import load_plan
 from rpeg_rt.network import NoInterfaceError, endpoint
 from rpeg_rt.realise import Realisation
 from rpeg_rt.secret import shared_secret
@@ -315,6 +318,21 @@ def test_where_the_controller_cannot_listen(tmp_path: Path, tasks: Tasks) -> Non
     code, text = tasks.end(0)
     assert code == 2, text
     assert "set MASTER_ADDR to its IPv4 address" in text
+
+
+@pytest.mark.parametrize("tasks", [[0, 1]], indirect=True)
+def test_all_tasks_end_with_0_where_nothing_is_left_to_do(tmp_path: Path, tasks: Tasks) -> None:
+    plan = spread_plan(tmp_path, 2, 1)
+    loaded = load_plan(plan)
+    run = loaded.executable.problem.run
+    assert run is not None
+    origin = Origin(plan=loaded.id, seed=run.seed, steps=run.steps)
+    for model in loaded.executable.problem.graph.trainable:
+        (tmp_path / "run" / model).mkdir(parents=True)
+        (tmp_path / "run" / model / ORIGIN).write_bytes(msgspec.json.encode(origin))
+    for task in range(2):
+        tasks.start(task, plan, "--save", tmp_path / "run", "--resume", tmp_path / "run")
+    assert [tasks.end(task) for task in range(2)] == [(0, ""), (0, "")]
 
 
 def test_torchrun_on_two_nodes(tmp_path: Path) -> None:

@@ -12,22 +12,8 @@ from hypothesis import strategies as st
 
 from rpeg_rt.fleet import Fleet, Lost, Received
 from rpeg_rt.joining import local_fleet
-from rpeg_rt.protocol import (
-    HELLO_LIMIT,
-    Channel,
-    Command,
-    Failed,
-    FrameBuffer,
-    Hello,
-    Move,
-    ProtocolError,
-    RowsFrame,
-    Stop,
-    authentic,
-    encode,
-    from_array,
-    to_array,
-)
+from rpeg_rt.protocol import Command, Failed, Hello, Move, RowsFrame, Stop, authentic, from_array, to_array
+from rpeg_rt.wire import HELLO_LIMIT, Channel, FrameBuffer, ProtocolError, encode
 
 COMMAND = Command(
     node=3,
@@ -114,6 +100,35 @@ def test_strangers_are_dropped_without_a_word(fleet: Fleet, opening: bytes) -> N
     stranger.sendall(opening)
     assert gather(fleet, seconds=0.3) == []
     assert stranger.recv(1) == b""
+
+
+def test_who_does_not_say_who_it_is_in_time_is_dropped(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is silent or never comes to an end; a worker that is late, but in time, is admitted."""
+    monkeypatch.setattr("rpeg_rt.fleet.HELLO_SECONDS", 0.5)
+    silent, worker, endless = (connect(fleet) for _ in range(3))
+    endless.sendall(encode(Hello(fleet.own.secret, 0, 1))[:-1])
+    began = time.monotonic()
+    assert gather(fleet, seconds=0.2) == []
+    Channel(worker).send(Hello(fleet.own.secret, 1, 77))
+    assert len(gather(fleet)) == 1
+    assert fleet.events(10.0) == []  # which returns when somebody is due
+    assert 0.4 < time.monotonic() - began < 5.0
+    assert gather(fleet, seconds=0.2) == []
+    assert silent.recv(1) == endless.recv(1) == b""
+    worker.settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        worker.recv(1)
+    assert (fleet.pids, gather(fleet, seconds=0.1)) == ({1: 77}, [])
+
+
+def test_a_hello_that_was_not_looked_at_in_time_counts(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller was stopped meanwhile."""
+    monkeypatch.setattr("rpeg_rt.fleet.HELLO_SECONDS", 0.1)
+    worker = connect(fleet)
+    fleet.events(0.0)
+    Channel(worker).send(Hello(fleet.own.secret, 1, 77))
+    time.sleep(0.3)
+    assert gather(fleet) == [Received(1, Hello(fleet.own.secret, 1, 77))]
 
 
 def test_a_worker_is_admitted_once_and_missed_when_it_goes(fleet: Fleet) -> None:

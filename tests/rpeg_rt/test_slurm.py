@@ -350,7 +350,7 @@ def test_a_job_that_runs_again_resumes_and_keeps_the_trace_before(tmp_path: Path
 
     given = "--save run --trace a b.jsonl"
     assert options(None) == given
-    assert options(1) == f"{given} --trace a b.1.jsonl"  # it had left no snapshot
+    assert options(1) == f"{given} --resume run --trace a b.1.jsonl"  # it begins anew without a snapshot
     (tmp_path / "run" / "step-00000003").mkdir(parents=True)
     assert options(None) == given  # snapshots of another run are for `rpeg-rt` to refuse
     assert options(2) == f"{given} --resume run --trace a b.2.jsonl"

@@ -1,6 +1,7 @@
 """The summary of a run says what its figures are and draws them to an honest scale."""
 
 import pytest
+from msgspec.structs import replace
 
 from ir_schema.trace import Evaluation
 from rpeg_rt.summary import Outcome, ends, render, size, sparkline
@@ -75,6 +76,12 @@ def test_render() -> None:
         "throughput   1234 tokens/s of prompts and responses",
         "reward       0.250 in the first step, 1.000 in the last  ▃█ (0 to 1)",
         "held out     0.001 before training, 0.750 after; of 400 prompts 0.0% right before, 50.0% after",
+        "plan         0123456789abcdef, 18 nodes, 17.5 KiB moved",
+        "trace        verified against the plan",
+    ]
+    rest = replace(outcome, first=2, step_seconds=None, tokens_per_second=None, rewards=(), evaluations=())
+    assert render(rest).splitlines() == [
+        "what was left after 2 steps in 3.2 s on 4 workers, seed 5",
         "plan         0123456789abcdef, 18 nodes, 17.5 KiB moved",
         "trace        verified against the plan",
     ]

@@ -15,8 +15,9 @@ from ir_schema.problem import Placement
 from ir_schema.trace import Header
 from rpeg_rt.fleet import Fleet
 from rpeg_rt.joining import local_fleet
-from rpeg_rt.protocol import HELLO_LIMIT, Assign, Hello, Message, Stop, encode
+from rpeg_rt.protocol import Assign, Hello, Message, Stop
 from rpeg_rt.trace import read_trace
+from rpeg_rt.wire import HELLO_LIMIT, encode
 from tests.rpeg_rt.plans import colocated, place
 from tests.rpeg_rt.test_faults import check_trace, descendants, end, long_run
 

@@ -1,7 +1,10 @@
 """Shipped verifiers, loading the user's, and judging in processes of their own."""
 
+import errno
+import os
 import queue
 import re
+import subprocess
 import sys
 
 import numpy as np
@@ -233,6 +236,23 @@ def test_failures_earn_nothing_where_the_file_says_so(judged):
     (warning,) = warnings
     assert "ZeroDivisionError" in warning
     assert warning.endswith("such responses earn 0")
+
+
+def test_a_system_that_has_no_more_processes_is_told_and_not_waited_for(judged, monkeypatch):
+    """The first process is there, and ends; there is no other to take its place."""
+    popen, left = subprocess.Popen, iter([True])
+
+    def scarce(*arguments, **options):
+        if next(left, False):
+            return popen(*arguments, **options)
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr("rpeg_rt.judge.subprocess.Popen", scarce)
+    verified, (warning,) = judged("os._exit(3)", "1.0", on_error="zero")
+    assert verified.rewards.tolist() == [0, 0]
+    assert "code 3" in warning
+    with pytest.raises(UserCodeError, match="gets no process: Resource temporarily unavailable"):
+        judged("1.0")
 
 
 def test_a_verifier_that_cannot_be_loaded(tmp_path):

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ir_schema.hardware import Provenance
 from ir_schema.problem import Placement, Problem
 from ir_schema.stages import Configuration
 
@@ -22,6 +23,16 @@ def configured(problem: Problem) -> Configuration:
     """The problem under the complete plan that it carries."""
     plan = {name: msgspec.convert(msgspec.to_builtins(p), Placement) for name, p in problem.plan.items()}
     return Configuration(problem=msgspec.structs.replace(problem, plan={}, search=None), plan=plan)
+
+
+def measured(problem: Problem, spread: float) -> Problem:
+    """The problem under cost model `megatron` on a machine where all predictions are off by `spread`."""
+    everything = dict.fromkeys(("generation", "inference", "training", "transfers"), spread)
+    hardware = msgspec.structs.replace(
+        problem.hardware, provenance=Provenance(name="here", spread=everything)
+    )
+    options = msgspec.structs.replace(problem.options, cost_model="megatron")
+    return msgspec.structs.replace(problem, hardware=hardware, options=options)
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,7 @@ from rpegc.compare.data import Comparison, Entry
 from rpegc.compare.run import compare, systems
 from rpegc.compare.show import as_text
 from rpegc.inputs import parse_problem
+from tests.rpegc.conftest import measured
 
 HEAD = """rpeg 1
 graph small {
@@ -343,6 +344,18 @@ def test_processes_change_no_result() -> None:
     problem = problem_of(GRPO, 2)
     names = ("colocated", "areal")
     assert compared(problem, *names, jobs=2) == compared(problem, *names, jobs=1)
+
+
+@pytest.mark.parametrize(("spread", "tied"), [(0.5, True), (1e-9, False)])
+def test_a_gain_within_the_uncertainty_is_marked(spread: float, tied: bool) -> None:
+    problem = measured(problem_of(PPO, 2, SearchSpace(split=("never",))), spread)
+    found = compared(problem, "colocated")
+    peer = entry(found, "colocated")
+    assert peer.rpeg_gain is not None
+    assert peer.rpeg_gain > 0
+    assert peer.indistinguishable is tied
+    assert found.rpeg.indistinguishable is None
+    assert ("~ indistinguishable: the 90 % interval" in as_text(found)) is tied
 
 
 Rpegc = Callable[..., tuple[int, str, str]]

@@ -6,7 +6,10 @@ import pytest
 from ir_schema.device import Allocation
 from ir_schema.problem import Placement, Problem
 from ir_schema.stages import Configuration, Lowered, Node
+from passes.assemble import assemble
+from passes.evaluate import evaluate
 from rpegc.diff import difference, render
+from tests.rpegc.conftest import configured, measured
 
 ALL = Allocation(origin=(0, 0, 0), extent=(1, 2, 4))
 
@@ -103,3 +106,31 @@ def test_stat_counts(configuration: Configuration) -> None:
 def test_different_stages_cannot_be_compared(problem: Problem, configuration: Configuration) -> None:
     with pytest.raises(ValueError, match="a `problem` cannot be compared with a `configuration`"):
         difference(problem, configuration)
+
+
+@pytest.mark.parametrize(
+    ("spread", "words"),
+    [(0.3, ", indistinguishable: 90 % interval"), (0.001, ", distinguishable: 90 % interval")],
+)
+def test_it_is_said_whether_a_difference_is_more_than_predictions_are_off(
+    problem: Problem, spread: float, words: str
+) -> None:
+    given = configured(measured(problem, spread))
+    reference = given.plan["ref_inf"]
+    other = msgspec.structs.replace(
+        reference,
+        data_parallel=2 * reference.data_parallel,
+        tensor_parallel=reference.tensor_parallel // 2,
+    )
+    changed = msgspec.structs.replace(given, plan={**given.plan, "ref_inf": other})
+    before, after = evaluate(given), evaluate(changed)
+    assert before.step_time_s != after.step_time_s
+    for pair in ((before, after), (assemble(before), assemble(after))):
+        [told] = [line for line in difference(*pair).headline if line.startswith("step time")]
+        assert words in told
+
+
+def test_no_significance_is_invented(problem: Problem) -> None:
+    given = evaluate(configured(problem))
+    [told] = difference(given, msgspec.structs.replace(given, step_time_s=1.0)).headline
+    assert "distinguishable" not in told

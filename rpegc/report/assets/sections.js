@@ -5,8 +5,14 @@ function layoutText(o) {
   return o.gpus ? `dp${o.data_parallel} pp${o.pipeline_parallel} tp${o.tensor_parallel}${more}` : "";
 }
 
+function intervalText(u) {
+  if (u.step_time_low_s == null) return "interval not known";
+  return `${percent(u.coverage)}: ${seconds(u.step_time_low_s)} to ${seconds(u.step_time_high_s)}`;
+}
+
 function header() {
   const s = report.score;
+  const uncertain = report.uncertainty;
   const figure = (name, value, unit, under, extra = null) => h("div", { class: "figure" },
     h("div", { class: "name" }, name), h("div", { class: "value" }, value, " ", h("small", {}, unit)), h("div", { class: "under" }, under), extra);
   const meter = (fraction, bad = false) => h("div", { class: bad ? "meter bad" : "meter" },
@@ -20,6 +26,7 @@ function header() {
     ["cost model", report.cost_model + (report.as_printed ? ", as printed" : "")],
     ["hardware", h("span", {}, report.hardware.name, " ", report.hardware.nominal ? h("span", { class: "badge warn" }, "nominal, not calibrated") : h("span", { class: "badge" }, "calibrated"))],
     ["GPUs", `${report.gpus} = ${report.device_space.join(" × ")} (racks × nodes × GPUs)`],
+    uncertain.note ? ["uncertainty", uncertain.note] : null,
     ["horizon", `K_eval = ${plural(report.steps, "step")}`],
     ["workload", `${w.prompts} prompts × ${plural(w.rollouts, "rollout")}, ${w.prompt_length} + ${w.response_length} tokens (mean response ${digits(s.mean_response_length)})`],
     ["training", `${plural(w.epochs ?? 1, "epoch")} of ${plural(w.minibatches ?? 1, "minibatch").replace("batchs", "batches")}`],
@@ -35,7 +42,8 @@ function header() {
     s.memory_feasible ? null : h("p", { class: "notice bad", role: "alert" }, "This plan does not fit into memory: it cannot be run."),
     report.notices.map((n) => h("p", { class: "notice" }, n)),
     h("div", { class: "figures" },
-      figure("Step time", step, stepUnit, `${duration(s.makespan_ns)} for ${plural(report.steps, "step")}`),
+      figure("Step time", step, stepUnit, `${duration(s.makespan_ns)} for ${plural(report.steps, "step")}`,
+        h("div", { class: "under", title: uncertain.note || null }, intervalText(uncertain))),
       figure("Throughput", digits(s.tokens_per_s), "tokens/s", `score ${digits(s.score_tokens_per_s)}`),
       figure("Per GPU", digits(s.tokens_per_s_per_gpu), "tokens/s", `${plural(report.gpus, "GPU")}`),
       figure("Utilisation", digits(100 * s.utilisation, 3), "%", "reserved GPU time", meter(s.utilisation)),
@@ -213,17 +221,18 @@ function alternativesSection() {
   const change = (r) => (r.name === "this plan" || !s.step_time_s ? "" : Math.abs(r.step_time_s / s.step_time_s - 1) < 5e-6 ? "same" : `${r.step_time_s >= s.step_time_s ? "+" : "−"}${percent(Math.abs(r.step_time_s / s.step_time_s - 1))}`);
   const body = rows.map((r) => [r.name, track([{ text: "", color: r.name === "this plan" ? "#3f74c6" : "#7b7f88", amount: r.step_time_s,
     tip: [h("strong", {}, r.name), pairs([["step time", seconds(r.step_time_s)]])] }], slowest, `${r.name} ${seconds(r.step_time_s)}`),
-  seconds(r.step_time_s), change(r), digits(r.tokens_per_s), digits(r.gpu_hours_per_step)]);
+  seconds(r.step_time_s), change(r), r.indistinguishable ? "indistinguishable" : "", digits(r.tokens_per_s), digits(r.gpu_hours_per_step)]);
   const found = report.search;
   return h("section", { id: "alternatives" }, h("h2", {}, "What other plans would have cost"),
     report.alternatives.length
       ? [h("p", { class: "lead" }, "Greedy gives each operator in turn its best placement and layout; concurrent divides the GPUs among operators that can run at the same time. Each is the best of its kind that fits into memory, over all structures. A warm start is the plan that the search was told to start from."),
-        table(["plan", "step time", "", "", "tokens/s", "GPU-hours per step"], body, { right: [2, 3, 4, 5], lead: "Other plans" })]
+        table(["plan", "step time", "", "", "", "tokens/s", "GPU-hours per step"], body, { right: [2, 3, 5, 6], lead: "Other plans" })]
       : h("p", { class: "lead" }, found && found.method !== "none" ? "The search kept no other plan that fits." : "This plan was given, not searched: there is nothing to compare it with."),
     found && found.method !== "none" ? [pairs([
       ["found by", `${found.method}, ${plural(found.evaluations ?? 0, "evaluation")}, ${plural(found.cache_hits ?? 0, "cache hit")}, seed ${found.seed ?? 0}, ended by ${found.termination ?? "none"}`],
       ["left to gain", gapText(found)],
-      ["candidates", Object.entries(found.candidates ?? {}).map(([v, n]) => `${v} ${n.toLocaleString("en")}`).join(", ") || "–"]]),
+      found.ties ? ["as fast, perhaps", `${found.ties.indistinguishable} of ${plural(found.ties.kept, "other plan")} that the search kept: the ${percent(found.ties.coverage)} interval of the difference in step time contains 0`] : null,
+      ["candidates", Object.entries(found.candidates ?? {}).map(([v, n]) => `${v} ${n.toLocaleString("en")}`).join(", ") || "–"]].filter(Boolean)),
     (found.notes ?? []).length ? h("ul", {}, found.notes.map((n) => h("li", {}, n))) : null] : null);
 }
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ir_schema.problem import Layout, Placement, Workload
 from ir_schema.samples import Grid, OperatorCase
 from passes.cost.lengths import response_quantile
-from rpeg_rt.bench.cases import calibrating, examining, expand, impossible, read_grid
+from rpeg_rt.bench.cases import calibrating, examining, expand, impossible, members, read_grid
 from rpeg_rt.bench.subject import response_lengths, token_rows
 from rpeg_rt.failure import FileError
 from tests.rpeg_rt.engine.harness import WORKLOAD
@@ -59,6 +59,12 @@ def test_a_layout_takes_whole_nodes_once_it_is_larger_than_one() -> None:
     assert [c.placement.extent for c in expand([grid], [2, 2])] == [(1, 1, 2), (1, 2, 2)]
     assert [c.placement.extent for c in expand([grid], [4])] == [(1, 1, 2), (1, 1, 4)]
     assert [c.placement.extent for c in expand([grid], [3, 3])] == [(1, 1, 2)]
+
+
+def test_an_operator_runs_on_the_workers_of_its_allocation() -> None:
+    nodes = ((0, 1, 2), (3, 4))
+    for extent, ranks in {(1, 1, 3): (0, 1, 2), (1, 2, 1): (0, 3), (1, 2, 2): (0, 1, 3, 4)}.items():
+        assert members(replace(ALONE, extent=extent), nodes) == ranks
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,32 @@ from rpeg_rt.bench.live import forget_peak, highest, peak_tensor_bytes, process_
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(-5, 5))), st.integers(0, 20), st.integers(0, 20))
-def test_the_highest_level_of_an_interval(changes: list[tuple[int, int]], begin: int, length: int) -> None:
-    changes = sorted(dict(changes).items())  # one change at a time
-    level = {t: sum(change for at, change in changes if at <= t) for t in range(-1, 50)}
-    expected = max(level[t] for t in range(begin - 1, begin + length + 1))
-    before = 1000
-    levels = [(t, before + level[t], change) for t, change in changes]
-    assert highest(levels, begin, begin + length) == expected
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.booleans())),
+    st.integers(0, 20),
+    st.integers(0, 9),
+)
+def test_the_most_that_is_held_in_an_interval(
+    steps: list[tuple[int, int, bool]], begin: int, length: int
+) -> None:
+    changes, held, levels = [], {}, [0]
+    for time, (address, size, returns) in enumerate(steps):
+        if address not in held:
+            held[address] = size
+            changes.append((time, address, size))
+        elif returns:
+            changes.append((time, address, -held.pop(address)))
+        else:  # another thread has returned it
+            held[address] = size
+            changes.append((time, address, size))
+        levels.append(sum(held.values()))
+    levels += [levels[-1]] * 40
+    # levels[t + 1] is that after the change at t.
+    assert highest(changes[::-1], begin, begin + length) == max(levels[begin : begin + length + 2])
+
+
+def test_what_was_there_before_is_not_counted_when_it_goes() -> None:
+    assert highest([(0, 7, -100), (1, 8, 5), (2, 8, -5)], 0, 3) == 5
 
 
 def test_live_tensors_are_counted_to_the_byte() -> None:

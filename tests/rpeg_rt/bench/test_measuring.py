@@ -21,9 +21,7 @@ from rpeg_rt.bench.machine import Sweep, occupancy, shape_jobs, slowest, transfe
 from rpeg_rt.cli import main
 from rpeg_rt.engine.architecture import canonical_shapes
 from rpeg_rt.failure import PreflightError, WorkerFailedError, WorkerLostError
-from tests.rpeg_rt.test_launching import SLURM, Tasks, joined, tasks
-
-__all__ = ["tasks"]  # a fixture
+from tests.rpeg_rt.test_launching import SLURM, joined
 
 ONCE = Effort(0.0, 2, 2)
 TINY = Sweep(
@@ -236,23 +234,3 @@ def test_a_loss_names_the_worker_and_what_it_did() -> None:
         threading.Timer(1.0, os.kill, (crew.pids[1], signal.SIGKILL)).start()
         with pytest.raises(WorkerLostError, match=r"worker 1 on .* was lost at work: killed by signal 9"):
             crew.measure(endless, "work")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tasks", [[0, 0, 1, 1]], indirect=True)
-def test_a_machine_of_two_nodes_under_a_launcher(tmp_path: Path, tasks: Tasks) -> None:
-    out = tmp_path / "samples.json"
-    for task in range(4):
-        tasks.start(task, "bench", "machine", "-o", out, "--quick")
-    _, text = tasks.processes[0].communicate(timeout=900)
-    assert tasks.processes[0].returncode == 0, text
-    assert [tasks.end(task)[0] for task in (1, 2, 3)] == [0, 0, 0]
-    samples = decode_samples(out.read_bytes())
-    assert samples.environment.workers == (2, 2)
-    assert len(samples.environment.machines) == 2
-    assert {t.tier for t in samples.transfers} == {"intra", "inter"}
-    assert samples.memory is not None
-    assert samples.products
-    assert samples.copies
-    assert samples.layers
-    assert {o.case.role for o in samples.operators} == {"generation", "inference", "training"}

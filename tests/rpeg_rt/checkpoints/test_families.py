@@ -84,7 +84,7 @@ def test_logits_and_decoding_equal_those_of_transformers(case: str, tmp_path: Pa
             chosen, logp = greedy(reference, row)
             assert torch.equal(chosen, row[WORKLOAD.prompt_length :])
             torch.testing.assert_close(score, logp, rtol=0, atol=TOLERANCE)
-        with new_checkpoint(tmp_path / "ours", spec, "float32", None) as part:
+        with new_checkpoint(tmp_path / "ours", spec, "float32", None, None) as part:
             write_shards(engine.shards(), part)
 
     harness.launch(1, check)
@@ -110,7 +110,7 @@ def test_scalar_heads_equal_those_of_transformers(case: str, tmp_path: Path) -> 
 
     def check(_: int) -> torch.Tensor:
         engine = loaded(spec, tmp_path / "theirs")
-        with new_checkpoint(tmp_path / "ours", spec, "float32", None) as part:
+        with new_checkpoint(tmp_path / "ours", spec, "float32", None, None) as part:
             write_shards(engine.shards(), part)
         return engine.score(rows, 1, "reward")
 

@@ -65,7 +65,7 @@ def test_any_layout_scores_and_saves_what_one_process_read(case: str, shape: str
 
         engine.load(watched)
         held = sum(p.numel() for p in engine._model.parameters())
-        context = new_checkpoint(tmp_path / "ours", spec, "float32", None)
+        context = new_checkpoint(tmp_path / "ours", spec, "float32", None, None)
         part = context.__enter__() if rank == 0 else tmp_path / ".ours.part"
         dist.barrier()
         if groups.place.data == 0:
@@ -117,7 +117,7 @@ def test_bfloat16_stays_bit_for_bit(tmp_path: Path) -> None:
         groups = harness.groups_of([0], layout())
         engine = Engine(spec, groups, precision=torch.bfloat16, workload=WORKLOAD)
         engine.load(starting_weights(spec, "model", 0, str(tmp_path / "theirs")))
-        with new_checkpoint(tmp_path / "ours", spec, "bfloat16", None) as part:
+        with new_checkpoint(tmp_path / "ours", spec, "bfloat16", None, None) as part:
             write_shards(engine.shards(), part)
 
     harness.launch(1, check)

@@ -37,7 +37,7 @@ def with_models(**models: ModelSpec) -> Problem:
 
 
 def checkpoint(directory: Path, saved: ModelSpec, precision: str = "float32") -> Path:
-    with new_checkpoint(directory, saved, precision, None):
+    with new_checkpoint(directory, saved, precision, None, None):
         pass
     return directory
 

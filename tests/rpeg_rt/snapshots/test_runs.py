@@ -7,6 +7,7 @@ learning rate times optimizer steps).
 import json
 import os
 import random
+import shutil
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,14 +183,60 @@ def test_what_cannot_go_on_is_refused_with_its_exit_code(
     )
     code, said = fails(other, *resume)
     assert (code, "`run.algorithm` was ppo and is grpo" in said) == (3, True)
-    code, said = fails(story.plan, *resume, "--steps", 1)
-    assert (code, "give --steps more" in said) == (2, True)
     code, said = fails(story.plan, "--save", story.stopped)
     assert (code, "has snapshots of a run already" in said) == (2, True)
     code, said = fails(story.plan, "--resume", tmp_path)
     assert (code, "has no snapshot" in said) == (2, True)
     code, said = fails(story.plan, "--save-every", 1)
     assert (code, "--save-every needs --save" in said) == (2, True)
+
+
+def test_what_is_left_of_a_run_that_was_killed_at_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It had all its steps, but not all its models."""
+    path, run = write_plan(tmp_path, executable(problem(), colocated())), tmp_path / "run"
+
+    def goes_on(*options: object) -> tuple[int, str]:
+        code = main([str(a) for a in (path, "--resume", run, *options)])
+        return code, "".join(capsys.readouterr())
+
+    saving, trace = ("--save", run), tmp_path / "trace.jsonl"
+    assert main([str(a) for a in (path, *saving, "--steps", 2, "--save-every", 2)]) == 0
+    assert goes_on(*saving, "--steps", 1)[0] == 2
+    assert goes_on("--steps", 2) == (0, "nothing is left to do: the run has its 2 steps\n")
+    done = (0, f"nothing is left to do: the run has its 2 steps, and its trained models are in {run}\n")
+    assert goes_on(*saving, "--steps", 2) == done
+    shutil.copytree(run, tmp_path / "whole")
+    whole, actor = weights(tmp_path / "whole", ("actor", "critic")), (run / "actor").stat()
+    (run / "critic").rename(run / ".critic.part")
+    (run / ".critic.part" / "model.safetensors").write_bytes(b"half of it")
+    code, said = goes_on(*saving, "--steps", 2, "--trace", trace)
+    assert (code, "what was left after 2 steps in " in said) == (0, True), said
+    verdict = verify_file(trace, path)
+    assert (verdict.violations, verdict.nodes, verdict.exit_code) == ([], 0, 0)
+    assert same(weights(run, ("actor", "critic")), whole)
+    assert (run / "actor").stat() == actor
+    for snapshot in run.glob("step-*"):  # a run that leaves its models only
+        shutil.rmtree(snapshot)
+    assert goes_on(*saving, "--steps", 2) == done
+    code, said = goes_on(*saving, "--steps", 3)  # of another end
+    assert (code, f"{run / 'actor'} exists already" in said) == (2, True), said
+
+
+@pytest.mark.slow
+def test_models_are_written_from_a_snapshot_and_whatever_is_missing(tmp_path: Path) -> None:
+    path, run = write_plan(tmp_path, executable(MADE, PLAN)), tmp_path / "run"
+    execute(path, Settings(save=run, save_every=STEPS), no_progress)
+    whole = weights(run, ("actor", "critic"))
+    other = Settings(save=tmp_path / "other", resume=run)
+    assert execute(path, other, no_progress).rewards == ()
+    assert same(weights(tmp_path / "other", ("actor", "critic")), whole)
+    shutil.rmtree(place_of(run, STEPS))
+    shutil.rmtree(run / "actor")
+    again = execute(path, Settings(save=run, resume=run), no_progress)  # from its first step
+    assert len(again.rewards) == STEPS
+    assert same(weights(run, ("actor", "critic")), whole)
 
 
 def compiled(directory: Path, case: str, seed: int) -> tuple[Path, Problem]:

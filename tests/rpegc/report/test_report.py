@@ -14,14 +14,15 @@ from ir_schema.base import Record
 from ir_schema.device import Allocation, all_devices
 from ir_schema.envelope import encode_stage
 from ir_schema.problem import Container, Edge, Graph, Vertex
-from ir_schema.stages import Scheduled, ScheduledNode, SearchReport
+from ir_schema.stages import Scheduled, ScheduledNode, SearchReport, Ties
 from passes.assemble import assemble
 from passes.evaluate import evaluate
+from passes.uncertainty import uncertainty
 from rpegc.cli.group import run
 from rpegc.report import Report, build, render
 from rpegc.report.lanes import device_ranges, lanes_of
 from rpegc.report.layout import BEND_HEIGHT, draw
-from tests.rpegc.conftest import CASES, case_problem, configured
+from tests.rpegc.conftest import CASES, case_problem, configured, measured
 
 FILES = sorted(CASES.glob("decided/*.json"))
 SPLIT = CASES / "decided" / "03-ppo-async-disjoint-split.json"
@@ -122,6 +123,18 @@ def test_other_plans_in_the_figures_of_this_one() -> None:
     for field in ("step_time_s", "tokens_per_s", "gpu_hours_per_step"):
         assert getattr(greedy, field) == pytest.approx(getattr(scheduled, field))
     assert (second.name, second.step_time_s) == ("runner-up", pytest.approx(2 * scheduled.step_time_s))
+
+
+def test_the_report_says_how_far_the_step_time_may_be_off() -> None:
+    scheduled = evaluate(configured(measured(case_problem(SPLIT), 0.1)))
+    ties = Ties(coverage=0.9, kept=2, indistinguishable=1, baselines=("greedy",))
+    tokens = scheduled.score_tokens_per_s
+    search = SearchReport(method="sa", baselines={"greedy": tokens, "runner-up": tokens / 2}, ties=ties)
+    configuration = msgspec.structs.replace(scheduled.configuration, search=search)
+    report = build(msgspec.structs.replace(scheduled, configuration=configuration))
+    assert report.uncertainty == uncertainty(scheduled)
+    assert [a.indistinguishable for a in report.alternatives] == [True, False]
+    assert build(schedule(SPLIT)).uncertainty.step_time_low_s is None
 
 
 def test_a_file_of_another_release_is_noticed() -> None:

@@ -1,0 +1,369 @@
+"""A hardware file from the samples of a machine (`rpeg-rt bench machine`).
+
+Kernels, memory and communication are fitted by themselves. What only whole operators show, the time that the
+framework takes for an operation, what scores move, and what messages take longer among workers that compute,
+is fitted to all operators at once, everything else being as measured. Times are medians of repetitions.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from calib.fits import products, transfer
+from calib.fitting import Array, fit
+from ir_schema.base import TIERS, Role, Tier
+from ir_schema.diagnostics import Diagnostic
+from ir_schema.hardware import (
+    AlphaBeta,
+    Dispatch,
+    Hardware,
+    Measured,
+    NonGemmReference,
+    Provenance,
+)
+from ir_schema.samples import OperatorSample, Samples, TransferSample
+from rpegc.calibration.draft import Change, Draft, TransferField, digits, replace, warning
+from rpegc.calibration.operators import forward_flops, predict
+from rpegc.calibration.samples import model_id, typical
+from rpegc.calibration.sanity import faults, sweep_faults
+
+FIELDS: dict[str, TransferField] = {
+    "all_reduce": "collective",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "point_to_point": "point_to_point",
+}
+_ALONE = {
+    "dispatch.decoding": 1e-5,
+    "dispatch.forward": 2e-5,
+    "dispatch.training": 2e-5,
+    "score_bytes": 30.0,
+}
+"""What operators of any number of workers show, and from where it is sought;"""
+_TOGETHER = {"wakeup_seconds": 5e-4}
+"""what those of several show,"""
+_SHARING = {"contention": 0.1}
+"""and what they show where they share processors."""
+_ROUNDS = 15
+ROLES: tuple[Role, ...] = ("generation", "inference", "training")
+
+
+class Curve(NamedTuple):
+    """One fit as it is drawn: what was measured [s] and what the fitted formula says, over `size`."""
+
+    name: str
+    axis: str
+    size: Array
+    measured: Array
+    fitted: Array
+
+
+class Calibrated(NamedTuple):
+    """A measured hardware file, what changed against the base, which of its parameters nobody measured, what
+    is wrong, and the fits."""
+
+    hardware: Hardware
+    changes: list[Change]
+    untouched: list[str]
+    findings: list[Diagnostic]
+    curves: list[Curve]
+
+
+def calibrate(samples: Samples, base: Hardware, name: str) -> Calibrated:
+    """`base` with all that `samples` measure, called `name`. Never raises: what cannot be fitted stays as it
+    was, and is a finding."""
+    work = _Machine(samples, base, name)
+    steps = (work.kernels, work.memory, work.node, work.layers, work.transfers, work.operators)
+    for step in steps:
+        step()
+    return work.result()
+
+
+class _Machine:
+    def __init__(self, samples: Samples, base: Hardware, name: str) -> None:
+        self.samples, self.base, self.name = samples, base, name
+        self.draft = Draft(_described(samples, base, name))
+        self.findings: list[Diagnostic] = []
+        self.curves: list[Curve] = []
+        self.spread: dict[Measured, float] = {}
+        self.gpu = samples.environment.accelerator is not None
+        used = sorted({p.workers for p in samples.products} | {c.workers for c in samples.copies})
+        self.alone = used[0] if used else 1
+        """Of how many workers at once the kernels are that count: the fewest."""
+
+    # Kernels -----------------------------------------------------------------------------------------
+
+    def kernels(self) -> None:
+        """F of products, gamma_M, gamma_K, the start-up of a kernel; BW_mem; c_ng."""
+        found = [p for p in self.samples.products if p.workers == self.alone]
+        if found:
+            rows, columns, inner = (
+                np.array([getattr(p, side) for p in found], float) for side in ("rows", "columns", "inner")
+            )
+            seconds = np.array([typical(p.seconds) for p in found])
+            self.findings += sweep_faults("matrix products", rows * columns * inner, seconds)
+            try:
+                fitted = products(rows, columns, inner, found[0].width, seconds)
+            except (ValueError, np.linalg.LinAlgError) as exc:
+                self.missed("matrix products", exc)
+            else:
+                source = f"fit to {fitted.n} matrix products of {_workers(self.alone)}"
+                for parameter in ("product_flops", "gamma_M", "gamma_K", "startup_seconds"):
+                    self.draft.set(parameter, fitted.values[parameter], fitted.residual, fitted.n, source)
+                self.curves += _product_curves(rows, columns, inner, seconds, fitted.values, found[0].width)
+                for parameter in ("kernel_seconds", "launch_seconds"):
+                    self.draft.set(parameter, 0.0, None, 0, "what an operation takes is in dispatch")
+        else:
+            self.missed("matrix products")
+        copies = [c for c in self.samples.copies if c.workers == self.alone]
+        if copies:
+            rates = [c.nbytes / typical(c.seconds) for c in copies]
+            off = np.concatenate([np.array(c.seconds) / typical(c.seconds) - 1 for c in copies])
+            source = f"median of {len(off)} copies of {copies[0].nbytes} bytes, read and written"
+            self.draft.set(
+                "memory_bandwidth", float(np.median(rates)), float(np.abs(off).mean()), len(off), source
+            )
+        else:
+            self.missed("copies")
+        rests = [s for s in self.samples.layers if s.workers == self.alone]
+        if rests:
+            rest = rests[0]
+            shape = NonGemmReference(sequences=float(rest.sequences), tokens=float(rest.tokens))
+            self.draft.hardware = replace(self.draft.hardware, nongemm_reference=shape)
+            source = (
+                f"median of {len(rest.seconds)} runs of a layer's norms and residual sums, {rest.sequences} "
+                f"sequences of {rest.tokens} tokens at hidden {rest.hidden}"
+            )
+            self.draft.set("nongemm_seconds", typical(rest.seconds), None, len(rest.seconds), source)
+
+    # Memory and processors ---------------------------------------------------------------------------
+
+    def memory(self) -> None:
+        """M_GPU, and eps_rt: the most that a process occupied beyond the tensors of an operator."""
+        memory = self.samples.memory
+        if memory is None:
+            self.missed("memory")
+            return
+        beyond = [
+            o.process_bytes - o.tensor_bytes for o in self.samples.operators if o.process_bytes is not None
+        ]
+        held = max([memory.idle_bytes, *beyond])
+        self.draft.set("memory_bytes", memory.total_bytes, None, 1, "what the system says, in equal parts")
+        source = (
+            f"{memory.idle_bytes} bytes of a process without a model, and at most {held} beyond the live "
+            f"tensors of {len(beyond)} operators"
+        )
+        self.draft.set("runtime_reserve", held / max(memory.total_bytes, 1), None, 1 + len(beyond), source)
+
+    def node(self) -> None:
+        """The processors that workers share."""
+        environment = self.samples.environment
+        if self.gpu:
+            self.draft.set("node_processors", 0.0, None, 0, "GPUs compute by themselves")
+            return
+        shared = environment.processors / environment.threads
+        self.draft.set("node_processors", shared, None, 1, "of a node, by the threads of a worker")
+
+    def layers(self) -> None:
+        """F_peak: a transformer's forward at the largest shape that was measured."""
+        forwards = [
+            o for o in self.samples.operators
+            if o.case.role == "inference" and o.case.placement.layout.gpus == 1
+        ]  # fmt: skip
+        if not forwards:
+            self.missed("a forward pass on one worker")
+            return
+        largest = max(forwards, key=lambda o: forward_flops(o.case))
+        h, case = self.draft.hardware, largest.case
+        rows = case.workload.sequences * case.workload.total_length / case.placement.microbatches
+        saturated = (1 + h.gamma_M / rows) * (1 + h.gamma_K / case.model.hidden)
+        source = (
+            f"a forward pass of {case.model.layers} layers of hidden size {case.model.hidden} over "
+            f"{case.workload.sequences} sequences of {case.workload.total_length} tokens, median of "
+            f"{len(largest.seconds)}"
+        )
+        reached = forward_flops(case) / typical(largest.seconds)
+        self.draft.set("peak_flops", reached * saturated, None, len(largest.seconds), source)
+
+    # Communication -----------------------------------------------------------------------------------
+
+    def transfers(self) -> None:
+        """alpha and beta by primitive and tier."""
+        for primitive, field in FIELDS.items():
+            for tier in TIERS:
+                found = [s for s in self.samples.transfers if (s.primitive, s.tier) == (primitive, tier)]
+                if found:
+                    self.transfer(field, tier, found)
+
+    def transfer(self, field: TransferField, tier: Tier, found: Sequence[TransferSample]) -> None:
+        """Fit one primitive at one tier."""
+        what = f"{found[0].primitive.replace('_', '-')} at tier {tier}"
+        group = np.array([s.participants for s in found], float)
+        nbytes = np.array([s.nbytes for s in found], float)
+        seconds = np.array([typical(s.seconds) for s in found])
+        for p in np.unique(group):
+            mine = group == p
+            self.findings += sweep_faults(f"{what} among {p:g}", nbytes[mine], seconds[mine])
+        rounds = {"collective": 2.0, "point_to_point": 0.0}.get(field, 1.0)
+        steps = rounds * (group - 1) if rounds else np.ones(len(group))
+        moved = rounds * (group - 1) / group * nbytes if rounds else nbytes
+        if not self.gpu:
+            # Messages are the work of processors, which as many workers share as take part.
+            shared = self.draft.hardware.node_processors
+            crowd = np.maximum(1.0, np.array([s.per_node for s in found]) / shared)
+            steps, moved = crowd * steps, crowd * moved
+        try:
+            fitted = transfer(group, steps, moved, seconds)
+        except (ValueError, np.linalg.LinAlgError) as exc:
+            self.missed(what, exc)
+            return
+        link = AlphaBeta(alpha=fitted.values["alpha"], beta=fitted.values["beta"])
+        source = f"bandwidth of the largest transfers, then the latency fitted: {fitted.n} of {what}"
+        self.draft.link(field, tier, link, fitted.residual, fitted.n, source)
+        for p in np.unique(group):
+            mine = group == p
+            told = steps[mine] * link.alpha + moved[mine] * link.beta
+            name = f"{field}-{tier}-{p:g}"
+            self.curves.append(Curve(name, "bytes", nbytes[mine], seconds[mine], told))
+
+    # Operators ---------------------------------------------------------------------------------------
+
+    def operators(self) -> None:
+        """What only operators show, all at once."""
+        found = self.samples.operators
+        roles = {o.case.role for o in found}
+        absent = [role for role in ROLES if role not in roles]
+        if absent:
+            self.missed(f"operators of role {', '.join(absent)}")
+            return
+        cases, measured = [o.case for o in found], np.array([typical(o.seconds) for o in found])
+        start = dict(_ALONE)
+        if len({o.case.placement.layout.gpus for o in found}) > 1:
+            start |= _TOGETHER | ({} if self.gpu else _SHARING)
+        for parameter in (_TOGETHER | _SHARING).keys() - start.keys():
+            self.draft.set(parameter, 0.0, None, 0, "no operator of this machine shows any")
+        draft = self.draft.hardware
+
+        def assumed(x: Array) -> Hardware:
+            return _with(draft, dict(zip(start, map(float, x), strict=True)))
+
+        def told(x: Array) -> Array:
+            hardware = assumed(x)
+            return np.array([predict(case, hardware).seconds for case in cases])
+
+        try:
+            fitted = fit(told, measured, tuple(start.values()), rounds=_ROUNDS)
+        except (ValueError, np.linalg.LinAlgError) as exc:
+            self.missed("operators", exc)
+            return
+        source = f"fit to {fitted.n} operators, all other parameters as they are here"
+        for parameter, value in zip(start, fitted.values, strict=True):
+            self.draft.set(parameter, value, fitted.residual, fitted.n, source)
+        curves = _operator_curves(found, measured, told(np.array(fitted.values)))
+        self.curves += curves
+        off = {role: np.log(c.measured / c.fitted) for role, c in zip(ROLES, curves, strict=True)}
+        self.spread = {role: digits(float(np.sqrt(np.mean(e**2)))) for role, e in off.items()}
+
+    # Result ------------------------------------------------------------------------------------------
+
+    def missed(self, what: str, why: Exception | None = None) -> None:
+        """Something was not measured, or cannot be fitted."""
+        said = f"{what} cannot be fitted ({why})" if why else f"the samples have no {what}"
+        self.findings.append(warning("W943", f"{said}: what they tell is as in the base"))
+
+    def result(self) -> Calibrated:
+        """Everything together."""
+        hardware, changes = self.draft.hardware, self.draft.changes
+        measured = {c.parameter for c in changes}
+        assert hardware.provenance is not None
+        sources = dict(hardware.provenance.sources)
+        base = self.base.provenance.name if self.base.provenance else "the base"
+        untouched = [n for n in _parameters(hardware) if n not in measured]
+        for parameter in untouched:
+            sources[parameter] = f"not measured, that of {base}: {sources.get(parameter, 'unknown')}"
+        provenance = replace(
+            hardware.provenance,
+            sources=sources,
+            spread=self.spread,
+            residuals={k: v for k, v in hardware.provenance.residuals.items() if k in measured},
+        )
+        findings = [*self.findings, *self.draft.findings(), *faults(self.samples, hardware, changes)]
+        return Calibrated(replace(hardware, provenance=provenance), changes, untouched, findings, self.curves)
+
+
+def _described(samples: Samples, base: Hardware, name: str) -> Hardware:
+    """`base` with a provenance that says where and how samples were taken."""
+    e = samples.environment
+    what = e.accelerator or f"{e.processor}, {e.processors} processors a node"
+    software = ", ".join(f"{k} {v}" for k, v in sorted(e.software.items()))
+    load = "" if e.load is None else f"; {e.load:g} processes were running before"
+    notes = (
+        f"measured {e.started} on {', '.join(e.machines)} ({what}) with {'+'.join(map(str, e.workers))} "
+        f"workers of {e.threads} threads, {e.backend}{load}; {software}"
+    )
+    provenance = replace(
+        base.provenance or Provenance(name=""),
+        name=name,
+        nominal=False,
+        medians=_medians(samples),
+        models=tuple(sorted({model_id(o.case.model) for o in samples.operators})),
+        notes=notes,
+    )
+    return replace(base, provenance=provenance)
+
+
+def _medians(samples: Samples) -> dict[str, float]:
+    """Seconds by what was done, for who wants to fit otherwise."""
+    told: dict[str, float] = {}
+    for p in samples.products:
+        told[f"product {p.rows}x{p.inner}x{p.columns}, {p.workers} at once"] = digits(typical(p.seconds))
+    for c in samples.copies:
+        told[f"copy {c.nbytes}, {c.workers} at once"] = digits(typical(c.seconds))
+    for r in samples.layers:
+        told[f"norms and sums, {r.workers} at once"] = digits(typical(r.seconds))
+    for t in samples.transfers:
+        told[f"{t.primitive} {t.tier} {t.nbytes} among {t.participants}"] = digits(typical(t.seconds))
+    return told
+
+
+def _with(hardware: Hardware, values: dict[str, float]) -> Hardware:
+    """`hardware` with the parameters that are fitted to operators."""
+    kinds = {n.partition(".")[2]: v for n, v in values.items() if n.startswith("dispatch.")}
+    rest = {n: v for n, v in values.items() if not n.startswith("dispatch.")}
+    return replace(hardware, dispatch=Dispatch(**kinds), **rest)
+
+
+def _parameters(hardware: Hardware) -> list[str]:
+    from rpegc.calibration.report import parameters
+
+    given = [n for n, value in parameters(hardware) if value is not None]
+    return [n for n in given if not n.startswith("nongemm_reference")]
+
+
+def _workers(count: int) -> str:
+    return "one worker" if count == 1 else f"{count} workers at once"
+
+
+def _product_curves(
+    rows: Array, columns: Array, inner: Array, seconds: Array, values: dict[str, float], width: int
+) -> list[Curve]:
+    narrow = np.minimum(columns, inner)
+    arithmetic = 2 * rows * columns * inner / values["product_flops"]
+    arithmetic = arithmetic * (1 + values["gamma_M"] / rows) * (1 + values["gamma_K"] / narrow)
+    traffic = width * (rows * columns + columns * inner + rows * inner) / values["memory_bandwidth"]
+    told = values["startup_seconds"] + np.maximum(arithmetic, traffic)
+    widest, most = narrow == narrow.max(), rows == rows.max()
+    return [
+        Curve("products-rows", "rows", rows[widest], seconds[widest], told[widest]),
+        Curve("products-width", "width", narrow[most], seconds[most], told[most]),
+    ]
+
+
+def _operator_curves(found: Sequence[OperatorSample], measured: Array, told: Array) -> list[Curve]:
+    roles = np.array([o.case.role for o in found])
+    return [
+        Curve(f"operators-{role}", "measured", measured[roles == role], measured[roles == role],
+              told[roles == role])
+        for role in ROLES
+    ]  # fmt: skip
