@@ -1,9 +1,10 @@
-"""The command line of `rpeg-calib`: run, fit, validate, show, diff."""
+"""The command line of `rpeg-calib`: run, fit, from-trace, validate, show, diff."""
 
 from collections.abc import Sequence
 
 import click
 
+from rpegc.calibration.from_trace_command import from_trace_command
 from rpegc.calibration.run_command import run_command
 from rpegc.calibration.validation_command import validate_command
 from rpegc.cli.console import HELP_OPTIONS, Console, console_options
@@ -14,6 +15,7 @@ HELP_TEXT = """Hardware files: measure machines, fit tables, validate, show and 
 \b
   rpeg-calib run -o mine.json                         of the machine at hand, measured
   rpeg-calib fit sweep.csv --onto h100 -o mine.json   measured figures in place of others
+  rpeg-calib from-trace run.trace.jsonl plan.exe.json -o mine.json   corrected by a run
   rpeg-calib validate mine.json -o validation         how far its predictions are off, here
   rpeg-calib show mine.json                           parameters, residuals, sources
   rpeg-calib diff h100 mine.json                      what differs, and by which factor
@@ -55,8 +57,8 @@ def fit_command(
     from calib.hardware import encode_hardware, load_hardware
     from calib.tables import read_table
     from rpegc.calibration.fitting import refit
-    from rpegc.calibration.report import parameters, show_changes
-    from rpegc.failure import EXIT_INPUT, suggestion, usage_error
+    from rpegc.calibration.report import check_kept, show_changes
+    from rpegc.failure import EXIT_INPUT, usage_error
     from rpegc.stagefiles import check_writable, read_bytes, write_bytes
 
     def chosen() -> dict[str, list[str]]:
@@ -71,11 +73,7 @@ def fit_command(
     def work() -> int:
         check_writable(output)
         base = load_hardware(onto)
-        known = [p for p, _ in parameters(base)]
-        for parameter in keep:
-            if parameter not in known:
-                help = suggestion(parameter, known)
-                raise usage_error("E932", f"`--keep {parameter}`: there is no such parameter", help=help)
+        check_kept(base, keep)
         rows = chosen()
         result = refit(base, [read_table(read_bytes(t), t, rows) for t in tables], keep=keep)
         console.say(show_changes(result.changes))
@@ -150,6 +148,7 @@ def diff_command(*, console: Console, before: str, after: str, as_json: bool) ->
 
 
 cli.add_command(run_command)
+cli.add_command(from_trace_command)
 cli.add_command(validate_command)
 
 

@@ -5,26 +5,19 @@ framework takes for an operation, what scores move, and what messages take longe
 is fitted to all operators at once, everything else being as measured. Times are medians of repetitions.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from calib.fits import products, transfer
-from calib.fitting import Array, fit
-from ir_schema.base import TIERS, Role, Tier
+from calib.fits import products
+from calib.fitting import Array
+from ir_schema.base import TIERS
 from ir_schema.diagnostics import Diagnostic
-from ir_schema.hardware import (
-    AlphaBeta,
-    Dispatch,
-    Hardware,
-    Measured,
-    NonGemmReference,
-    Provenance,
-)
-from ir_schema.samples import OperatorSample, Samples, TransferSample
-from rpegc.calibration.draft import Change, Draft, TransferField, digits, replace, warning
-from rpegc.calibration.operators import forward_flops, predict
+from ir_schema.hardware import Hardware, Measured, NonGemmReference, Provenance
+from ir_schema.samples import Samples
+from rpegc.calibration.draft import Change, Draft, TransferField, digits, replace
+from rpegc.calibration.operators import forward_flops
+from rpegc.calibration.parts import ROLES, Curve, Fitted, fit_operators, fit_transfers, missed, spread_of
 from rpegc.calibration.samples import model_id, typical
 from rpegc.calibration.sanity import faults, sweep_faults
 
@@ -45,18 +38,6 @@ _TOGETHER = {"wakeup_seconds": 5e-4}
 """what those of several show,"""
 _SHARING = {"contention": 0.1}
 """and what they show where they share processors."""
-_ROUNDS = 15
-ROLES: tuple[Role, ...] = ("generation", "inference", "training")
-
-
-class Curve(NamedTuple):
-    """One fit as it is drawn: what was measured [s] and what the fitted formula says, over `size`."""
-
-    name: str
-    axis: str
-    size: Array
-    measured: Array
-    fitted: Array
 
 
 class Calibrated(NamedTuple):
@@ -194,38 +175,7 @@ class _Machine:
             for tier in TIERS:
                 found = [s for s in self.samples.transfers if (s.primitive, s.tier) == (primitive, tier)]
                 if found:
-                    self.transfer(field, tier, found)
-
-    def transfer(self, field: TransferField, tier: Tier, found: Sequence[TransferSample]) -> None:
-        """Fit one primitive at one tier."""
-        what = f"{found[0].primitive.replace('_', '-')} at tier {tier}"
-        group = np.array([s.participants for s in found], float)
-        nbytes = np.array([s.nbytes for s in found], float)
-        seconds = np.array([typical(s.seconds) for s in found])
-        for p in np.unique(group):
-            mine = group == p
-            self.findings += sweep_faults(f"{what} among {p:g}", nbytes[mine], seconds[mine])
-        rounds = {"collective": 2.0, "point_to_point": 0.0}.get(field, 1.0)
-        steps = rounds * (group - 1) if rounds else np.ones(len(group))
-        moved = rounds * (group - 1) / group * nbytes if rounds else nbytes
-        if not self.gpu:
-            # Messages are the work of processors, which as many workers share as take part.
-            shared = self.draft.hardware.node_processors
-            crowd = np.maximum(1.0, np.array([s.per_node for s in found]) / shared)
-            steps, moved = crowd * steps, crowd * moved
-        try:
-            fitted = transfer(group, steps, moved, seconds)
-        except (ValueError, np.linalg.LinAlgError) as exc:
-            self.missed(what, exc)
-            return
-        link = AlphaBeta(alpha=fitted.values["alpha"], beta=fitted.values["beta"])
-        source = f"bandwidth of the largest transfers, then the latency fitted: {fitted.n} of {what}"
-        self.draft.link(field, tier, link, fitted.residual, fitted.n, source)
-        for p in np.unique(group):
-            mine = group == p
-            told = steps[mine] * link.alpha + moved[mine] * link.beta
-            name = f"{field}-{tier}-{p:g}"
-            self.curves.append(Curve(name, "bytes", nbytes[mine], seconds[mine], told))
+                    self.take(fit_transfers(self.draft, field, tier, found, gpu=self.gpu))
 
     # Operators ---------------------------------------------------------------------------------------
 
@@ -237,40 +187,26 @@ class _Machine:
         if absent:
             self.missed(f"operators of role {', '.join(absent)}")
             return
-        cases, measured = [o.case for o in found], np.array([typical(o.seconds) for o in found])
         start = dict(_ALONE)
         if len({o.case.placement.layout.gpus for o in found}) > 1:
             start |= _TOGETHER | ({} if self.gpu else _SHARING)
         for parameter in (_TOGETHER | _SHARING).keys() - start.keys():
             self.draft.set(parameter, 0.0, None, 0, "no operator of this machine shows any")
-        draft = self.draft.hardware
-
-        def assumed(x: Array) -> Hardware:
-            return _with(draft, dict(zip(start, map(float, x), strict=True)))
-
-        def told(x: Array) -> Array:
-            hardware = assumed(x)
-            return np.array([predict(case, hardware).seconds for case in cases])
-
-        try:
-            fitted = fit(told, measured, tuple(start.values()), rounds=_ROUNDS)
-        except (ValueError, np.linalg.LinAlgError) as exc:
-            self.missed("operators", exc)
-            return
-        source = f"fit to {fitted.n} operators, all other parameters as they are here"
-        for parameter, value in zip(start, fitted.values, strict=True):
-            self.draft.set(parameter, value, fitted.residual, fitted.n, source)
-        curves = _operator_curves(found, measured, told(np.array(fitted.values)))
-        self.curves += curves
-        off = {role: np.log(c.measured / c.fitted) for role, c in zip(ROLES, curves, strict=True)}
-        self.spread = {role: digits(float(np.sqrt(np.mean(e**2)))) for role, e in off.items()}
+        seconds = np.array([typical(o.seconds) for o in found])
+        fitted = fit_operators(self.draft, [o.case for o in found], seconds, start)
+        self.take(fitted)
+        self.spread = spread_of(fitted.curves)
 
     # Result ------------------------------------------------------------------------------------------
 
+    def take(self, fitted: Fitted) -> None:
+        """Keep the curves and findings of a fit."""
+        self.curves += fitted.curves
+        self.findings += fitted.findings
+
     def missed(self, what: str, why: Exception | None = None) -> None:
         """Something was not measured, or cannot be fitted."""
-        said = f"{what} cannot be fitted ({why})" if why else f"the samples have no {what}"
-        self.findings.append(warning("W943", f"{said}: what they tell is as in the base"))
+        self.findings.append(missed(what, why))
 
     def result(self) -> Calibrated:
         """Everything together."""
@@ -327,13 +263,6 @@ def _medians(samples: Samples) -> dict[str, float]:
     return told
 
 
-def _with(hardware: Hardware, values: dict[str, float]) -> Hardware:
-    """`hardware` with the parameters that are fitted to operators."""
-    kinds = {n.partition(".")[2]: v for n, v in values.items() if n.startswith("dispatch.")}
-    rest = {n: v for n, v in values.items() if not n.startswith("dispatch.")}
-    return replace(hardware, dispatch=Dispatch(**kinds), **rest)
-
-
 def _parameters(hardware: Hardware) -> list[str]:
     from rpegc.calibration.report import parameters
 
@@ -358,12 +287,3 @@ def _product_curves(
         Curve("products-rows", "rows", rows[widest], seconds[widest], told[widest]),
         Curve("products-width", "width", narrow[most], seconds[most], told[most]),
     ]
-
-
-def _operator_curves(found: Sequence[OperatorSample], measured: Array, told: Array) -> list[Curve]:
-    roles = np.array([o.case.role for o in found])
-    return [
-        Curve(f"operators-{role}", "measured", measured[roles == role], measured[roles == role],
-              told[roles == role])
-        for role in ROLES
-    ]  # fmt: skip

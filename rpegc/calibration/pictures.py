@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rpegc.calibration.machine import Curve
+from rpegc.calibration.parts import Curve
 from rpegc.plots import check_plot, write_plot
 from rpegc.stagefiles import make_directory
 

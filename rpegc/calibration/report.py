@@ -7,6 +7,7 @@ from calib.hardware import TRANSFERS
 from ir_schema.base import TIERS
 from ir_schema.hardware import AlphaBeta, Dispatch, Hardware
 from rpegc.calibration.draft import Change
+from rpegc.failure import suggestion, usage_error
 from rpegc.table import duration, size, table
 
 Value = float | AlphaBeta | None
@@ -50,6 +51,15 @@ def parameters(hardware: Hardware) -> Iterator[tuple[str, Value]]:
                 yield f"{name}.{kind}", None if value is None else getattr(value, kind)
         elif name != "provenance":
             yield name, value
+
+
+def check_kept(hardware: Hardware, keep: Sequence[str]) -> None:
+    """Raise UsageFailure E932 if one of the parameters to be kept does not exist."""
+    known = [name for name, _ in parameters(hardware)]
+    for parameter in keep:
+        if parameter not in known:
+            help = suggestion(parameter, known)
+            raise usage_error("E932", f"`--keep {parameter}`: there is no such parameter", help=help)
 
 
 def differences(before: Hardware, after: Hardware) -> list[Difference]:

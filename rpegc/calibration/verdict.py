@@ -8,7 +8,8 @@ from calib.hardware import hardware_names
 from calib.statistics import agreement
 from ir_schema.hardware import Hardware
 from ir_schema.samples import Environment, Samples
-from rpegc.calibration.machine import Calibrated, Curve
+from rpegc.calibration.machine import Calibrated
+from rpegc.calibration.parts import Curve
 
 _GOOD, _USABLE = 0.15, 0.25
 """Mean relative errors of the operators up to which a file is called good, or usable."""

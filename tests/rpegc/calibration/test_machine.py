@@ -252,7 +252,7 @@ def test_broken_measurements_are_said_and_fail_when_strict(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rpegc.calibration.machine._ROUNDS", 4)
+    monkeypatch.setattr("rpegc.calibration.parts._ROUNDS", 4)
     Path("samples.json").write_bytes(encode_samples(BROKEN[what](SAMPLES)))
     arguments = ["run", "--samples", "samples.json", "-o", "mine.json"]
     assert run([*arguments, "--strict"]) == 1
