@@ -4,17 +4,17 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ir_schema.base import Role
 from ir_schema.model import ModelSpec
-from ir_schema.problem import Layout, Placement, Workload
+from ir_schema.problem import Placement, Workload
 from ir_schema.samples import OperatorCase
 from passes.cost import megatron_dispatch as counted
 from passes.cost.megatron_dispatch import Operations
 from rpeg_rt.bench.subject import prepare
-from rpeg_rt.engine.groups import LayoutGroups, make_layout
+from rpeg_rt.engine.groups import LayoutGroups
+from tests.rpeg_rt.engine.harness import groups_of, launch, layout
 
 
 class Count(TorchDispatchMode):
@@ -29,15 +29,21 @@ class Count(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.fixture(scope="module")
-def alone() -> Any:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    layout = Layout(data_parallel=1, pipeline_parallel=1, tensor_parallel=1)
-    yield make_layout([0], layout)
-    dist.destroy_process_group()
+Run = tuple[int, int, int, str]
+"""Layers, microbatches, length of a response, head."""
 
 
-def operations(role: Role, groups: LayoutGroups, layers: int, mb: int, rounds: int, head: str) -> int:
+def operations(role: Role, runs: list[Run]) -> list[int]:
+    """How many operations each of `runs` dispatches, in a process of its own."""
+
+    def count(_: int) -> list[int]:
+        groups = groups_of([0], layout())
+        return [_operations(role, groups, *run) for run in runs]
+
+    return launch(1, count)[0]
+
+
+def _operations(role: Role, groups: LayoutGroups, layers: int, mb: int, rounds: int, head: str) -> int:
     model = ModelSpec(
         layers=layers, hidden=32, ffn=64, vocabulary=128, head=head, bytes_per_parameter=4,
         attention_heads=4, kv_heads=2,
@@ -66,29 +72,34 @@ def linear(n: dict[tuple[int, int], int]) -> tuple[int, int, int, int]:
     return layer, ends, once, n[2, 1] - 2 * once - ends - 2 * layer
 
 
+def grid(response: int, head: str) -> list[Run]:
+    """Runs by which counts are told apart."""
+    return [(layers, mb, response, head) for layers in (2, 4) for mb in (1, 2)]
+
+
 @pytest.mark.parametrize(("role", "told"), [("inference", counted.FORWARD), ("training", counted.TRAINING)])
-def test_passes_dispatch_as_many_operations_as_counted(role: Role, told: Operations, alone: Any) -> None:
+def test_passes_dispatch_as_many_operations_as_counted(role: Role, told: Operations) -> None:
+    runs = grid(4, "lm") + grid(4, "scalar")
+    found = dict(zip(runs, operations(role, runs), strict=True))
     for head in ("lm", "scalar"):
-        found = linear({(n, mb): operations(role, alone, n, mb, 4, head) for n in (2, 4) for mb in (1, 2)})
-        ends = told.ends + (told.vocabulary if head == "lm" else 0)
-        assert found[:2] == (told.layer, ends)
+        layer, ends, layer_once, once = linear(
+            {(n, mb): found[n, mb, 4, head] for n in (2, 4) for mb in (1, 2)}
+        )
+        assert (layer, ends) == (told.layer, told.ends + (told.vocabulary if head == "lm" else 0))
         # Losses differ between heads, and gradients are not always clipped.
         for layers in (2, 4):
-            once = told.layer_once * layers + told.once
-            assert found[2] * layers + found[3] == pytest.approx(once, rel=0.06, abs=6)
+            expected = told.layer_once * layers + told.once
+            assert layer_once * layers + once == pytest.approx(expected, rel=0.06, abs=6)
 
 
-def test_rounds_of_decoding_dispatch_as_many_operations_as_counted(alone: Any) -> None:
-    def each(layers: int) -> int:
-        return operations("generation", alone, layers, 1, 6, "lm") - operations(
-            "generation", alone, layers, 1, 5, "lm"
-        )
-
-    layer = (each(4) - each(2)) // 2
+def test_rounds_of_decoding_dispatch_as_many_operations_as_counted() -> None:
+    runs = [*grid(2, "lm"), *((n, 1, rounds, "lm") for n in (2, 4) for rounds in (5, 6))]
+    found = dict(zip(runs, operations("generation", runs), strict=True))
+    each = {n: found[n, 1, 6, "lm"] - found[n, 1, 5, "lm"] for n in (2, 4)}
+    layer = (each[4] - each[2]) // 2
     assert layer == counted.DECODE.layer
-    assert each(2) - 2 * layer == counted.DECODE.ends - counted._UNIFORM
-    first = linear({(n, mb): operations("generation", alone, n, mb, 2, "lm") - mb * each(n)
-                    for n in (2, 4) for mb in (1, 2)})  # fmt: skip
+    assert each[2] - 2 * layer == counted.DECODE.ends - counted._UNIFORM
+    first = linear({(n, mb): found[n, mb, 2, "lm"] - mb * each[n] for n in (2, 4) for mb in (1, 2)})
     told = counted.PREFILL
     assert first == (told.layer, told.ends - counted._UNIFORM, told.layer_once, told.once)
 

@@ -30,6 +30,7 @@ WORKLOAD = Workload(prompts=4, rollouts=3, prompt_length=6, response_length=8)
 
 def launch(world: int, function: Callable[[int], Any], seconds: float = 90.0) -> list[Any]:
     """Results of `function(rank)` by rank; raises RuntimeError with the first failure's traceback."""
+    assert not dist.is_initialized(), "threads of this process's group would be missing in forked processes"
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as directory:
         pipes = [context.Pipe(duplex=False) for _ in range(world)]
