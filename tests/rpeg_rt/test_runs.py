@@ -169,7 +169,13 @@ def check(
             assert torch.allclose(values, wanted[tensor].detach(), rtol=0, atol=1e-4 * farthest), tensor
 
 
-@pytest.mark.parametrize("name", CASES)
+COVERED = ("colocated, data parallel", "disjoint", "fused, served by what is trained", "random 1", "random 3")
+"""Cases whose parts others have, too."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in COVERED else ()) for n in CASES]
+)
 def test_a_synchronous_run_equals_the_plain_process(name: str, tmp_path: Path, prompts: Path) -> None:
     options, plan = CASES[name]
     check(problem(**options), plan, tmp_path, prompts, STEPS)  # type: ignore[arg-type]
