@@ -332,8 +332,20 @@ def remedied(problem, remedy):
     return problem
 
 
-@pytest.mark.parametrize("cost_model", ["paper", "megatron"])
-@pytest.mark.parametrize("method", ["greedy", "concurrent", "sa", "auto"])
+@pytest.mark.parametrize(
+    ("method", "cost_model"),
+    [
+        ("greedy", "paper"),
+        ("auto", "megatron"),
+        *(
+            pytest.param(method, cost_model, marks=pytest.mark.slow)
+            for method, cost_model in [
+                ("greedy", "megatron"), ("concurrent", "paper"), ("concurrent", "megatron"),
+                ("sa", "paper"), ("sa", "megatron"), ("auto", "paper"),
+            ]
+        ),
+    ],
+)  # fmt: skip
 def test_every_remedy_is_one(method, cost_model):
     """The changed problem, compiled by the same method or by the one that is named, has a plan that fits."""
     remedies = 0
