@@ -31,6 +31,7 @@ _NOT_NEGATIVE = (
     "score_bytes",
     "node_processors",
     "contention",
+    "message_work",
     "wakeup_seconds",
 )
 

@@ -82,8 +82,9 @@ class Hardware(Record, frozen=True, kw_only=True, omit_defaults=True):
     captured or fused, and each result is held until the code lets go of it. With `node_processors`, the
     workers of a node compute with so many processors that they share, which also dispatch; 0: each GPU
     computes by itself, and dispatch runs ahead of it. All that one of them does takes longer by `contention`
-    for every other that works at the same time, for they share caches and memory. `wakeup_seconds` is what
-    a message takes longer among workers that compute than in a sweep, where they do nothing but wait for it.
+    for every other that works at the same time, for they share caches and memory; a message keeps its
+    worker's processor busy for `message_work` of the time that it takes. `wakeup_seconds` is what a message
+    takes longer among workers that compute than in a sweep, where they do nothing but wait for it.
 
     Inter-node figures of collectives are those of whole
     nodes, all network cards together; those of point-to-point transfers are one GPU's.
@@ -110,5 +111,6 @@ class Hardware(Record, frozen=True, kw_only=True, omit_defaults=True):
     dispatch: Dispatch | None = None
     node_processors: float = 0.0
     contention: float = 0.0
+    message_work: float = 0.0
     wakeup_seconds: float = 0.0
     provenance: Provenance | None = None

@@ -48,6 +48,7 @@ HARDWARE = {
     "score_bytes": (0.0, 1e6),
     "node_processors": (0.0, float(MOST_GPUS)),
     "contention": (0.0, 1e3),
+    "message_work": (0.0, 1e3),
     "wakeup_seconds": (0.0, MOST_SECONDS),
 }
 

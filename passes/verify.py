@@ -135,7 +135,8 @@ POSITIVE_EXPERTS = ("routed", "top_k", "ffn", "every", "skew")
 NOT_NEGATIVE_EXPERTS = ("shared_ffn", "dense_layers")
 NOT_NEGATIVE_HARDWARE = (
     "gamma_M", "gamma_K", "nongemm_seconds", "kernel_seconds", "product_flops", "startup_seconds",
-    "launch_seconds", "score_bytes", "node_processors", "contention", "wakeup_seconds",
+    "launch_seconds", "score_bytes", "node_processors", "contention", "message_work",
+    "wakeup_seconds",
 )  # fmt: skip
 PRIMITIVES = ("collective", "point_to_point", "all_gather", "reduce_scatter")
 

@@ -179,8 +179,8 @@ class MegatronCost(CostModel):
 
     def _eager(self, m: ModelSpec, layout: Layout, operations: Operations, told: Parts, work: float) -> Parts:
         """What is dispatched outside of passes; and how much longer than `told` the workers of a node take
-        with the processors that they share. Each computes for `work` seconds. Messages are the processors'
-        work as well."""
+        with the processors that they share. Each computes for `work` seconds. Messages are in part
+        the processors' work as well."""
         h, parts = self.hardware, {}
         once = dispatched_once(h.dispatch, operations, m.layers / layout.pipeline_parallel)
         if h.dispatch is not None:
@@ -191,11 +191,8 @@ class MegatronCost(CostModel):
             slow = 1.0 + h.contention * (min(workers, h.node_processors) - 1.0)
             path, alike = told["gemm"] + told["bubble"], told["opt"] + once
             messages = sum(told.get(name, 0.0) for name in ("tp", "cp", "ep", "pp", "dp"))
-            parts["sharing"] = (
-                slow * max(path, crowd * work) - path
-                + (slow * crowd - 1.0) * alike
-                + (crowd - 1.0) * messages
-            )  # fmt: skip
+            alone, together = slow * path + messages, crowd * (slow * work + h.message_work * messages)
+            parts["sharing"] = max(alone, together) - path - messages + (slow * crowd - 1.0) * alike
         return parts
 
     # Terms of one microbatch -------------------------------------------------------------------------

@@ -36,7 +36,7 @@ _ALONE = {
 """What operators of any number of workers show, and from where it is sought;"""
 _TOGETHER = {"wakeup_seconds": 5e-4}
 """what those of several show,"""
-_SHARING = {"contention": 0.1}
+_SHARING = {"contention": 0.1, "message_work": 0.5}
 """and what they show where they share processors."""
 
 

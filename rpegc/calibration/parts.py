@@ -53,7 +53,10 @@ def missed(what: str, why: Exception | None = None) -> Diagnostic:
 def fit_transfers(
     draft: Draft, field: TransferField, tier: Tier, found: Sequence[TransferSample], *, gpu: bool
 ) -> Fitted:
-    """alpha and beta of one primitive at one tier."""
+    """alpha and beta of one primitive at one tier; of groups all of whose members have a processor, if there
+    are any, for what sharing processors costs is a parameter of its own."""
+    if not gpu:
+        found = [s for s in found if s.per_node <= draft.hardware.node_processors] or found
     what = f"{found[0].primitive.replace('_', '-')} at tier {tier}"
     group = np.array([s.participants for s in found], float)
     nbytes = np.array([s.nbytes for s in found], float)
@@ -65,11 +68,6 @@ def fit_transfers(
     rounds = {"collective": 2.0, "point_to_point": 0.0}.get(field, 1.0)
     steps = rounds * (group - 1) if rounds else np.ones(len(group))
     moved = rounds * (group - 1) / group * nbytes if rounds else nbytes
-    if not gpu:
-        # Messages are the work of processors, which as many workers share as take part.
-        shared = draft.hardware.node_processors
-        crowd = np.maximum(1.0, np.array([s.per_node for s in found]) / shared)
-        steps, moved = crowd * steps, crowd * moved
     try:
         fitted = transfer(group, steps, moved, seconds)
     except (ValueError, np.linalg.LinAlgError) as exc:

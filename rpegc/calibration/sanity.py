@@ -26,6 +26,7 @@ PLAUSIBLE: dict[str, tuple[float, float]] = {
     "startup_seconds": (0.0, 1e-3),
     "nongemm_seconds": (1e-8, 1.0),
     "contention": (0.0, 4.0),
+    "message_work": (0.0, 3.0),
     "score_bytes": (0.0, 1e4),
     "wakeup_seconds": (0.0, 5e-2),
     "dispatch.decoding": (0.0, 2e-3),

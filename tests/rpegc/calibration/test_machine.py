@@ -46,6 +46,7 @@ PLANTED = replace(
     memory_bandwidth=1.2e10, kernel_seconds=0.0, collective=everywhere(4e-4, 1.2e-9),
     all_gather=everywhere(3e-4, 1e-9), reduce_scatter=everywhere(6e-4, 1.6e-9),
     point_to_point=everywhere(1.5e-4, 5e-10), score_bytes=100.0, node_processors=2.0, contention=0.2,
+    message_work=0.5,
     wakeup_seconds=3e-4, dispatch=Dispatch(decoding=1.2e-5, forward=2.4e-5, training=3e-5),
 )  # fmt: skip
 
@@ -143,7 +144,7 @@ def test_a_planted_machine_is_found_again_to_the_rounding() -> None:
     h = result.hardware
     assert not result.findings
     for field in ("product_flops", "gamma_M", "gamma_K", "startup_seconds", "memory_bandwidth", "score_bytes",
-                  "contention", "wakeup_seconds"):  # fmt: skip
+                  "contention", "message_work", "wakeup_seconds"):  # fmt: skip
         assert getattr(h, field) == pytest.approx(getattr(PLANTED, field), rel=0.02), field
     for kind in ("decoding", "forward", "training"):
         assert getattr(h.dispatch, kind) == pytest.approx(getattr(PLANTED.dispatch, kind), rel=0.02), kind
