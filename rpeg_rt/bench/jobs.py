@@ -6,11 +6,15 @@ from ir_schema.samples import OperatorCase, Primitive
 
 
 class Effort(msgspec.Struct, frozen=True, array_like=True):
-    """How often something is repeated: for about `seconds`, but `least` to `most` times."""
+    """How often something is repeated: for about `seconds`, but `least` to `most` times. By default once."""
 
-    seconds: float
-    least: int
-    most: int
+    seconds: float = 0.0
+    least: int = 1
+    most: int = 1
+
+    def shared(self, rounds: int) -> "Effort":
+        """What each of `rounds` has of it."""
+        return Effort(self.seconds / rounds, -(-self.least // rounds), -(-self.most // rounds))
 
 
 class Product(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -45,7 +49,13 @@ class Transfer(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Operator(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A whole operator, timed and then watched for what it holds in memory."""
+    """A whole operator."""
+
+    case: OperatorCase
+
+
+class Holding(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What a whole operator holds in memory; to watch it slows it down, so it is not timed."""
 
     case: OperatorCase
 
@@ -54,7 +64,7 @@ class Occupancy(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Nothing: the answer says what the process occupies, and the time until it comes is the controller's."""
 
 
-Subject = Product | Copy | LayerRest | Transfer | Operator | Occupancy
+Subject = Product | Copy | LayerRest | Transfer | Operator | Holding | Occupancy
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True):

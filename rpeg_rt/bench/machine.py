@@ -35,10 +35,10 @@ class Sweep:
     effort: Effort
 
 
-def sweep(gpu: bool, quick: bool) -> Sweep:
-    """The shapes for GPUs, or for processors."""
+def sweep(gpu: bool, quick: bool, rounds: int) -> Sweep:
+    """The shapes for GPUs, or for processors, and the effort of one round."""
     step = 2 if quick else 1
-    effort = Effort(0.05, 5, 25) if quick else Effort(0.2, 9, 50)
+    effort = Effort(0.05, 5, 25) if quick else Effort(0.2, 9, 50).shared(rounds)
     if gpu:
         return Sweep(
             width=2,
@@ -143,7 +143,7 @@ def _sizes(
 def occupancy(workers: Workers, gpu: bool) -> tuple[Memory | None, tuple[float, ...]]:
     """A worker's memory (None: the system does not say), and how long it takes to ask one for nothing."""
     node = workers.nodes[0]
-    job = Job(Occupancy(), tuple(node), Effort(0.0, 0, 0))
+    job = Job(Occupancy(), tuple(node), Effort())
     times = []
     for i in count():
         results, seconds = workers.measure(job, "asking for nothing")

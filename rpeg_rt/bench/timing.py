@@ -25,14 +25,16 @@ class Times(NamedTuple):
 def repeated(call: Callable[[], object], group: dist.ProcessGroup, effort: Effort) -> Times:
     """Times of `call` on this worker of `group`. Collective: all of them make the same number of calls."""
     call()  # makes connections and buffers
-    once = _slowest(_timed(call, group, 1)[0], group)
+    first = _timed(call, group, 1)
+    once = _slowest(first[0], group)
     calls = math.ceil(SPAN_SECONDS / max(once, 1e-9))
     if calls > 1:
         # A single call of something short is mostly the waking up of its workers.
-        once = _slowest(_timed(call, group, calls)[0], group)
+        first = _timed(call, group, calls)
+        once = _slowest(first[0], group)
         calls = math.ceil(SPAN_SECONDS / max(once, 1e-9))
-    count = round(effort.seconds / (once * calls))
-    times = [_timed(call, group, calls) for _ in range(max(effort.least, min(effort.most, count)))]
+    count = max(effort.least, min(effort.most, round(effort.seconds / (once * calls))))
+    times = [first, *(_timed(call, group, calls) for _ in range(count - 1))]
     return Times(tuple(t[0] for t in times), tuple(t[1] for t in times))
 
 

@@ -1,16 +1,17 @@
 """A worker that measures: it carries out jobs in the order in which they come, like all others."""
 
+from functools import partial
+
 import torch
-import torch.distributed as dist
 
 from ir_schema.problem import Layout
-from rpeg_rt.bench.jobs import Job, Occupancy, Operator, Result, Transfer
+from rpeg_rt.bench.jobs import Holding, Job, Occupancy, Operator, Result, Transfer
 from rpeg_rt.bench.kernels import kernel
 from rpeg_rt.bench.live import forget_peak, peak_tensor_bytes, process_bytes, total_bytes
 from rpeg_rt.bench.subject import prepare
 from rpeg_rt.bench.timing import Times, repeated
 from rpeg_rt.bench.transfers import transfer
-from rpeg_rt.engine.groups import LayoutGroups, make_layout
+from rpeg_rt.engine.groups import make_layout
 from rpeg_rt.protocol import Bench, Measure, Measured, Ready
 from rpeg_rt.wire import Channel
 from rpeg_rt.world import fastest_backend, join_world
@@ -33,35 +34,27 @@ class BenchWorker:
 
     def measure(self, job: Job) -> Result:
         """Carry out a job. Collective over all workers."""
+        subject = job.subject
         meeting = make_layout(job.ranks, _side_by_side(len(job.ranks)))
         layout = None
-        if isinstance(job.subject, Operator):
-            layout = make_layout(job.ranks, job.subject.case.placement.layout)
+        if isinstance(subject, Operator | Holding):
+            layout = make_layout(job.ranks, subject.case.placement.layout)
         if not meeting.member:
             return Result()
-        if layout is not None:
-            return self._operator(job, layout, meeting.collection.dp)
-        times = self._times(job, meeting.collection.dp)
-        return Result(*times, process_bytes=process_bytes(), total_bytes=total_bytes())
-
-    def _times(self, job: Job, group: dist.ProcessGroup) -> Times:
-        subject = job.subject
-        if isinstance(subject, Occupancy):
-            return Times((), ())
-        assert not isinstance(subject, Operator)
-        call = transfer(subject, job.ranks, group) if isinstance(subject, Transfer) else kernel(subject)
-        return repeated(call, group, job.effort)
-
-    def _operator(self, job: Job, layout: LayoutGroups, group: dist.ProcessGroup) -> Result:
-        """An operator's times and, apart from them because watching slows down, the tensors that it holds."""
-        assert isinstance(job.subject, Operator)
-        case = job.subject.case
-        forget_peak()
-        times = repeated(prepare(case, layout), group, job.effort)
-        occupied = process_bytes()
-        forget_peak()
-        held = peak_tensor_bytes(lambda: prepare(case, layout))
-        return Result(*times, tensor_bytes=held, process_bytes=occupied, total_bytes=total_bytes())
+        group, times, held = meeting.collection.dp, Times((), ()), 0
+        if isinstance(subject, Operator | Holding):
+            assert layout is not None
+            forget_peak()
+            prepared = partial(prepare, subject.case, layout)
+            if isinstance(subject, Operator):
+                times = repeated(prepared(), group, job.effort)
+            else:
+                held = peak_tensor_bytes(prepared)
+        elif isinstance(subject, Transfer):
+            times = repeated(transfer(subject, job.ranks, group), group, job.effort)
+        elif not isinstance(subject, Occupancy):
+            times = repeated(kernel(subject), group, job.effort)
+        return Result(*times, tensor_bytes=held, process_bytes=process_bytes(), total_bytes=total_bytes())
 
 
 def _side_by_side(count: int) -> Layout:

@@ -16,7 +16,7 @@ from ir_schema.samples import Grid, OperatorCase, SamplesError, TransferSample, 
 from rpeg_rt.allocation import everybody
 from rpeg_rt.bench.cases import examining
 from rpeg_rt.bench.crew import Workers, workers
-from rpeg_rt.bench.jobs import Effort, Job, Operator, Result, Transfer
+from rpeg_rt.bench.jobs import Effort, Holding, Job, Operator, Result, Transfer
 from rpeg_rt.bench.machine import Sweep, occupancy, shape_jobs, slowest, transfer_jobs
 from rpeg_rt.cli import main
 from rpeg_rt.engine.architecture import canonical_shapes
@@ -55,6 +55,11 @@ def pair() -> Iterator[Workers]:
 def measured(crew: Workers, subject: OperatorCase, effort: Effort = ONCE) -> list[Result]:
     ranks = tuple(range(subject.placement.layout.gpus))
     return crew.measure(Job(Operator(subject), ranks, effort), "an operator")[0]
+
+
+def held(crew: Workers, subject: OperatorCase) -> list[Result]:
+    ranks = tuple(range(subject.placement.layout.gpus))
+    return crew.measure(Job(Holding(subject), ranks, Effort()), "its memory")[0]
 
 
 # What is measured ------------------------------------------------------------------------------------------
@@ -96,19 +101,21 @@ def test_memory_and_dispatch(pair: Workers) -> None:
 @pytest.mark.parametrize("degrees", [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2)], ids="{0[0]}".format)
 @pytest.mark.parametrize("role", ["generation", "inference", "training"])
 def test_operators_of_every_role_and_layout(pair: Workers, role: str, degrees: tuple[int, ...]) -> None:
-    results = measured(pair, case(role, *degrees, microbatches=2))
-    assert len(results) == degrees[0] * degrees[1] * degrees[2]
+    subject = case(role, *degrees, microbatches=2)
+    results, watched = measured(pair, subject), held(pair, subject)
+    assert len(results) == len(watched) == degrees[0] * degrees[1] * degrees[2]
     elements = sum(a * (b or [1])[0] for a, *b in canonical_shapes(MODEL).values())
     shards = degrees[1] * degrees[2]
-    for result in results:
+    for result, memory in zip(results, watched, strict=True):
+        assert len(result.seconds) == ONCE.least
         assert all(s > 0 for s in result.seconds)
         # A stage or tensor shard holds from 1 / (shards + 1) to all of the weights; training keeps a gradient
         # of each, and its replicas share two moments.
         copies = 2 + 2 / degrees[0] if role == "training" else 1
         least = 4 * elements * copies / (shards + 1)
-        assert least < result.tensor_bytes < 4 * elements * (copies + 1) + 400_000
+        assert least < memory.tensor_bytes < 4 * elements * (copies + 1) + 400_000
         assert result.process_bytes is not None
-        assert result.process_bytes > result.tensor_bytes
+        assert result.process_bytes > memory.tensor_bytes
 
 
 def test_heads_and_lengths(pair: Workers) -> None:
@@ -121,10 +128,10 @@ def test_heads_and_lengths(pair: Workers) -> None:
 
 def test_more_work_takes_longer_and_more_memory(pair: Workers) -> None:
     large = replace(SHORT, prompts=64, rollouts=8)
-    short, longer = (
-        measured(pair, case("training", 1, 1, 1, workload=w), Effort(0.0, 3, 3))[0] for w in (SHORT, large)
-    )
+    subjects = [case("training", 1, 1, 1, workload=w) for w in (SHORT, large)]
+    short, longer = (measured(pair, subject, Effort(0.0, 3, 3))[0] for subject in subjects)
     assert min(longer.busy_seconds) > 2 * min(short.busy_seconds)
+    short, longer = (held(pair, subject)[0] for subject in subjects)
     assert longer.tensor_bytes > short.tensor_bytes
 
 
