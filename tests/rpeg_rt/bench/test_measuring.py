@@ -194,7 +194,8 @@ def test_a_measurement_from_the_command_line(tmp_path: Path, capfd: pytest.Captu
     assert e.software["torch"]
     assert e.processors == len(os.sched_getaffinity(0))
     text = capfd.readouterr().err
-    assert text.splitlines() == ["0/2  inference, dp1.pp2.tp1", "1/2  training, dp2.pp1.tp1"]
+    names = ["0/2  inference, dp1.pp2.tp1", "1/2  training, dp2.pp1.tp1"]
+    assert text.splitlines() == [*names, *(f"{name}: memory" for name in names)]
 
 
 @pytest.mark.parametrize("data", [b"{}", b"\xff", b"[1"])
