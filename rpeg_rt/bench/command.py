@@ -49,14 +49,19 @@ def bench_command() -> None:
 
 
 @bench_command.command("machine")
+@click.option(
+    "--operators",
+    type=_FILE,
+    help="Measure in the same rounds what `bench operators` measures, and write it here.",
+)
 @_options
-def machine_command(quiet: bool, **options: Any) -> None:
+def machine_command(operators: Path | None, quiet: bool, **options: Any) -> None:
     """Measure matrix products, copies, communications at every tier, memory and a few operators: all that a
     hardware file is fitted to."""
     settings = _settings(**options)
     from rpeg_rt.bench.run import measure_machine
 
-    measure_machine(settings, _progress(quiet))
+    measure_machine(settings, _progress(quiet), operators)
 
 
 @bench_command.command("operators")

@@ -24,11 +24,13 @@ _DISPATCHES = 50
 @dataclass(frozen=True)
 class Sweep:
     """Which shapes are measured, and how long each. The rows of products are swept at width `widths[-1]`,
-    their widths at `rows[-1]` rows; `layer` is (hidden, sequences, tokens) of the reference."""
+    their widths at `rows[-1]` rows; `oblong` are rows, inner and columns of others, as layers have them: from
+    narrow to wide, and back. `layer` is (hidden, sequences, tokens) of the reference."""
 
     width: int
     rows: tuple[int, ...]
     widths: tuple[int, ...]
+    oblong: tuple[tuple[int, int, int], ...]
     copied: int
     layer: tuple[int, int, int]
     messages: tuple[int, ...]
@@ -44,6 +46,7 @@ def sweep(gpu: bool, quick: bool, rounds: int) -> Sweep:
             width=2,
             rows=(1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)[::-step][::-1],
             widths=(128, 256, 512, 1024, 2048, 4096)[::-step][::-1],
+            oblong=_oblong((16, 512), ((2048, 8192), (4096, 12288))[::step]),
             copied=1 << 31,
             layer=(4096, 4, 2048),
             messages=tuple(1 << k for k in range(12, 29, 2 * step)),
@@ -53,11 +56,16 @@ def sweep(gpu: bool, quick: bool, rounds: int) -> Sweep:
         width=4,
         rows=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512)[::-step][::-1],
         widths=(16, 32, 64, 128, 256, 512)[::-step][::-1],
+        oblong=_oblong((8, 64), ((64, 192), (192, 640))[::step]),
         copied=1 << 26,
         layer=(512, 8, 64),
         messages=tuple(1 << k for k in range(8, 25, 2 * step)),
         effort=effort,
     )
+
+
+def _oblong(rows: Sequence[int], sides: Sequence[tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:
+    return tuple((m, *pair) for m in rows for a, b in sides for pair in ((a, b), (b, a)))
 
 
 Sample = ProductSample | CopySample | LayerSample | TransferSample
@@ -76,12 +84,15 @@ def shape_jobs(nodes: Sequence[Sequence[int]], gpu: bool, s: Sweep) -> Iterator[
     node = tuple(nodes[0])
     together = (len(node),) if gpu else tuple(sorted({1, min(2, len(node)), len(node)}))
     square = s.widths[-1]
-    shapes = dict.fromkeys([*((r, square) for r in s.rows), *((s.rows[-1], w) for w in s.widths)])
+    swept = [*((r, square) for r in s.rows), *((s.rows[-1], w) for w in s.widths)]
+    shapes = dict.fromkeys([*((r, w, w) for r, w in swept), *s.oblong])
     hidden, sequences, tokens = s.layer
     for n in together:
-        for rows, w in shapes:
-            subject = Product(rows, w, w, s.width)
-            sample = ProductSample(rows=rows, columns=w, inner=w, width=s.width, workers=n, seconds=())
+        for rows, inner, columns in shapes:
+            subject = Product(rows, columns, inner, s.width)
+            sample = ProductSample(
+                rows=rows, columns=columns, inner=inner, width=s.width, workers=n, seconds=()
+            )
             yield "matrix products", Job(subject, node[:n], s.effort), sample
         copied = CopySample(nbytes=s.copied, workers=n, seconds=())
         yield "copies", Job(Copy(s.copied), node[:n], s.effort), copied

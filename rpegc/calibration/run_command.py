@@ -10,6 +10,10 @@ from rpegc.cli.console import HELP_OPTIONS, Console, console_options
 @click.option("-o", "--output", metavar="FILE", required=True, help="Where to write the hardware file.")
 @click.option("--samples", metavar="FILE", help="Fit to what was measured before; measure nothing.")
 @click.option("--keep-samples", metavar="FILE", help="Keep what is measured, with every repetition.")
+@click.option(
+    "--operators", metavar="FILE",
+    help="Measure in the same rounds what `validate --samples FILE` compares, and keep it here.",
+)  # fmt: skip
 @bench_options
 @click.option(
     "--onto", metavar="HARDWARE",
@@ -21,8 +25,9 @@ from rpegc.cli.console import HELP_OPTIONS, Console, console_options
 @click.option("--strict", is_flag=True, help="Poor and impossible fits fail, and nothing is written.")
 @console_options
 def run_command(
-    *, console: Console, output: str, samples: str | None, keep_samples: str | None, bench: list[str],
-    onto: str | None, name: str | None, plots: str | None, strict: bool,
+    *, console: Console, output: str, samples: str | None, keep_samples: str | None,
+    operators: str | None, bench: list[str], onto: str | None, name: str | None, plots: str | None,
+    strict: bool,
 ) -> int:  # fmt: skip
     """Measure this machine with the runtime and write its hardware file; on two processor cores it takes
     eight minutes. Under Slurm or torchrun it measures with the workers that these start.
@@ -32,6 +37,7 @@ def run_command(
 
     \b
       rpeg-calib run -o my-machine.json --plots fits
+      rpeg-calib run -o my-machine.json --operators operators.json
       srun rpeg-calib run -o my-machine.json
       rpeg-calib run --samples machine.json -o my-machine.json --strict
     """
@@ -50,7 +56,7 @@ def run_command(
     from rpegc.stagefiles import check_writable, write_bytes
 
     def work() -> int:
-        if samples is not None and (bench or keep_samples):
+        if samples is not None and (bench or keep_samples or operators):
             raise usage_error("E932", "`--samples` measures nothing, so nothing says how to measure")
         given = None if onto is None else load_hardware(onto)
         check_writable(output)
@@ -62,7 +68,8 @@ def run_command(
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rpeg-calib-"))
                 measured = str(Path(folder) / "samples.json")
             if samples is None:
-                measure("machine", measured, [*bench, *["--quiet"] * console.quiet])
+                examined = [f"--operators={operators}"] * (operators is not None)
+                measure("machine", measured, [*examined, *bench, *["--quiet"] * console.quiet])
                 if serves():
                     return 0
             found = load_samples(measured)

@@ -25,7 +25,14 @@ from tests.rpeg_rt.test_launching import SLURM, joined
 
 ONCE = Effort(0.0, 2, 2)
 TINY = Sweep(
-    width=4, rows=(2, 8), widths=(8, 16), copied=1 << 12, layer=(16, 2, 4), messages=(64, 256), effort=ONCE
+    width=4,
+    rows=(2, 8),
+    widths=(8, 16),
+    oblong=((2, 8, 16),),
+    copied=1 << 12,
+    layer=(16, 2, 4),
+    messages=(64, 256),
+    effort=ONCE,
 )
 MODEL = replace(
     examining(False, True)[0].models["lm"], layers=2, hidden=32, ffn=48, vocabulary=128, kv_heads=2
@@ -68,8 +75,8 @@ def held(crew: Workers, subject: OperatorCase) -> list[Result]:
 def test_kernels_and_communications_of_every_shape(pair: Workers) -> None:
     assert pair.nodes == ((0, 1),)
     jobs = [*shape_jobs(pair.nodes, False, TINY), *transfer_jobs(pair.nodes, 1, TINY)]
-    # Products of three shapes, a copy and a layer for one and for two workers; four primitives of two sizes.
-    assert len(jobs) == 2 * (3 + 1 + 1) + 4 * 2
+    # Products of four shapes, a copy and a layer for one and for two workers; four primitives of two sizes.
+    assert len(jobs) == 2 * (4 + 1 + 1) + 4 * 2
     for what, job, _ in jobs:
         results, waited = pair.measure(job, what)
         seconds = slowest(results)
