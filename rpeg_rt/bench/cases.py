@@ -122,16 +122,18 @@ def _model(layers: int, hidden: int, ffn: int, vocabulary: int, *, head: str, wi
 
 def calibrating(gpu: bool, quick: bool) -> tuple[Grid, ...]:
     """Operators by which a machine is calibrated. The first is a transformer's forward at a large shape; the
-    others differ in layers, microbatches and rows, from small to large."""
+    others differ in layers, width, vocabulary, microbatches and rows, from small to large."""
     if gpu:
         large = _model(4, 4096, 11008, 32000, head="scalar", width=2)
         deep, shallow = (_model(n, 2048, 5632, 32000, head="lm", width=2) for n in (12, 4))
+        wide = _model(4, 3584, 9728, 131072, head="lm", width=2)
         forward = Workload(prompts=8, rollouts=1, prompt_length=1024, response_length=1024)
         short = Workload(prompts=8, rollouts=1, prompt_length=64, response_length=64)
         longer = Workload(prompts=32, rollouts=1, prompt_length=256, response_length=256)
     else:
         large = _model(4, 512, 1408, 1024, head="scalar", width=4)
         deep, shallow = (_model(n, 96, 256, 384, head="lm", width=4) for n in (6, 2))
+        wide = _model(2, 192, 640, 1536, head="lm", width=4)
         forward = Workload(prompts=4, rollouts=1, prompt_length=128, response_length=128)
         short = Workload(prompts=8, rollouts=1, prompt_length=8, response_length=16)
         longer = Workload(prompts=32, rollouts=1, prompt_length=24, response_length=40)
@@ -146,6 +148,7 @@ def calibrating(gpu: bool, quick: bool) -> tuple[Grid, ...]:
     return (
         whole,
         Grid(models={"deep": deep}, workloads=(short, longer), layouts=(*_ALONE, *_PAIRS)),
+        Grid(models={"wide": wide}, workloads=(longer,), layouts=(*_ALONE, _PAIRS[0])),
         Grid(
             models={"shallow": shallow},
             workloads=(longer,),
