@@ -32,6 +32,10 @@ from passes.schedule import resources
 COVERAGE = 0.9
 """Probability of an interval, from its lower to its upper tail of equal size."""
 DRAWS = 1000
+INDISTINGUISHABLE = (
+    f"indistinguishable: the {100 * COVERAGE:.0f} % interval of the difference in step time contains 0"
+)
+"""What two plans are, where that is told beside them."""
 
 NETWORK_PARTS = ("tp", "cp", "ep", "pp", "dp")
 """Parts of an operator's time that are communication (`docs/cost-megatron.md`)."""

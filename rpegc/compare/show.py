@@ -1,6 +1,6 @@
 """A comparison as text to read and as CSV."""
 
-from passes.uncertainty import COVERAGE
+from passes.uncertainty import INDISTINGUISHABLE
 from rpegc.compare.data import Comparison, Entry
 from rpegc.figures import FIGURES
 from rpegc.table import csv_bytes, duration, indent, rate, size, table
@@ -10,9 +10,6 @@ REASONS = {"infeasible": "nothing fits in memory", "not allowed": "not allowed b
 
 HEADER = ("system", "step", "tokens/s", "rpeg gains", "util.", "peak", "gap", "evaluations", "structure")
 MARK = "~"
-INDISTINGUISHABLE = (
-    f"indistinguishable: the {100 * COVERAGE:.0f} % interval of the difference in step time contains 0"
-)
 FIELDS = ("rpeg_gain", "indistinguishable", "structure", "evaluations", "termination", "reason")
 
 

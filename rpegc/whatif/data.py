@@ -29,7 +29,9 @@ class Effect(Record, frozen=True, kw_only=True):
     `best` those of the best plan known after the change, which is `plan`, got in the way that `how` says;
     None where no plan is known. `changes_training`: another algorithm or workload is run, so what is learned
     changes too. `gpus` is the size of the cluster; gains are changes of tokens per second
-    from the plan that was given.
+    from the plan that was given, and `indistinguishable` says whether the best plan's may be none at all: the
+    interval of the difference in step time contains 0. None where the hardware file does not know its errors,
+    or steps process other tokens.
     """
 
     kind: Kind
@@ -40,6 +42,7 @@ class Effect(Record, frozen=True, kw_only=True):
     same_plan_gain_percent: float | None
     best: Figures | None
     gain_percent: float | None
+    indistinguishable: bool | None
     how: How | None
     plan: dict[str, Placement]
     notes: tuple[str, ...] = ()

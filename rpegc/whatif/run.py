@@ -18,7 +18,7 @@ from rpegc.outcome import plan_of, report_of, score_of
 from rpegc.parallel import cores, workers
 from rpegc.whatif.changes import Change, changes
 from rpegc.whatif.data import Kind, WhatIf
-from rpegc.whatif.weigh import by_gain, moves, scored, weigh
+from rpegc.whatif.weigh import by_gain, moves, scheduled, weigh
 
 T = TypeVar("T")
 
@@ -45,7 +45,8 @@ def whatif(
             help="compile it first: `rpegc FILE -o plan.exe.json`",
         )
     problem, plan = carried[0], dict(carried[1])
-    base = scored(problem, plan, report_of(stage))
+    present = scheduled(problem, plan)
+    base = figures_of(present, report_of(stage))
     tried, left_out = changes(problem, kinds)
     vertices = [v.name for v in problem.graph.vertices if v.model is not None and "operator" in kinds]
     searching = budget > 0 and bool(tried or "search" in kinds)
@@ -65,12 +66,12 @@ def whatif(
         effects = []
         if searching:
             nothing = Change("search", "nothing, but searched again", problem)
-            again = submit(weigh, nothing, plans, budget, threads, base)
-        moving = [submit(moves, problem, plan, v, base) for v in vertices]
+            again = submit(weigh, nothing, plans, budget, threads, present)
+        moving = [submit(moves, problem, plan, v, present) for v in vertices]
         if searching:
             effects.append(again.result())
             plans.append(effects[0].plan)
-        weighing = [submit(weigh, change, plans, budget, threads, base) for change in tried]
+        weighing = [submit(weigh, change, plans, budget, threads, present) for change in tried]
         effects += [effect for future in moving for effect in future.result()]
         effects += [future.result() for future in weighing]
     said = score_of(stage)

@@ -2,12 +2,13 @@
 
 from typing import Any
 
+from passes.uncertainty import INDISTINGUISHABLE
 from rpegc.figures import Figures
 from rpegc.plots import write_plot
 from rpegc.table import duration, indent, size, table
 from rpegc.whatif.data import Effect, WhatIf
 
-MARK = "*"
+MARK, UNTOLD = "*", "~"
 
 
 def render(found: WhatIf) -> str:
@@ -27,6 +28,8 @@ def render(found: WhatIf) -> str:
     lines.append(table(header, rows, right=(1, 2, 3, 4, 5, 6)) if rows else "there is nothing to change")
     if any(effect.changes_training for effect in found.effects):
         lines += ["", f"{MARK} changes what is learned or from what, not only how fast"]
+    if any(effect.indistinguishable for effect in found.effects):
+        lines += ["", f"{UNTOLD} {INDISTINGUISHABLE}"]
     lines += [f"note: {note}" for effect in found.effects for note in effect.notes]
     lines += [f"left out: {text}" for text in found.left_out]
     return "\n".join(lines)
@@ -42,7 +45,7 @@ def _row(effect: Effect) -> tuple[str, ...]:
         name,
         duration(best.step_time_s),
         f"{best.tokens_per_second:.5g}",
-        _gain(effect.gain_percent),
+        f"{UNTOLD} " * bool(effect.indistinguishable) + _gain(effect.gain_percent),
         kept,
         f"{best.gpu_hours_per_million_tokens:.4g}",
         size(best.peak_memory_bytes),

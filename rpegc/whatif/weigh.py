@@ -1,6 +1,7 @@
 """What a change is worth: the present plan under it, and the plan that a search finds for it."""
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from ir_schema.device import size
 from ir_schema.diagnostics import DiagnosticError
 from ir_schema.problem import PartialPlacement, Placement, Problem, SearchSpace
-from ir_schema.stages import Configuration, SearchReport
+from ir_schema.stages import Configuration, Scheduled, SearchReport
 from passes.evaluate import evaluate
 from passes.search import Search
 from passes.search.candidates import Enumeration
@@ -16,65 +17,85 @@ from passes.search.constraints import Rules
 from passes.search.evaluator import Evaluator
 from passes.search.legality import legal
 from passes.structure import Plan
+from passes.uncertainty import relation
 from rpegc.dump import placement_text
-from rpegc.figures import Figures, figures_of
+from rpegc.figures import figures_of
 from rpegc.whatif.changes import Change
 from rpegc.whatif.data import Effect, How
 
 
-def weigh(change: Change, plans: Sequence[Plan], budget: int, threads: int, base: Figures) -> Effect:
+class _Known(NamedTuple):
+    """A plan, what is predicted of it, and how it was searched for (None: it was not)."""
+
+    plan: dict[str, Placement]
+    stage: Scheduled
+    report: SearchReport | None = None
+
+
+def weigh(change: Change, plans: Sequence[Plan], budget: int, threads: int, base: Scheduled) -> Effect:
     """The effect of `change`: of `plans`, the present one first, those that stay legal, and what a search of
     `budget` evaluations (0: none) by `threads` finds from the best of them."""
     problem, notes = change.problem, change.notes
     carried = [change.carry(plan) for plan in plans]
-    known = [(p, scored(problem, p)) for p in carried if _legal(problem, p)]
-    same = known[0][1] if known and known[0][0] == carried[0] else None
+    known = [_Known(p, scheduled(problem, p)) for p in carried if _legal(problem, p)]
+    same = known[0].stage if known and known[0].plan == carried[0] else None
     if budget:
-        start = max(known, key=lambda found: _worth(found[1]))[0] if known else {}
+        start = max(known, key=_worth).plan if known else {}
         # Splitting is a change of its own: the search keeps to what the problem says of it.
         space = SearchSpace(split=(problem.options.split,), warm_start=start)
         try:
             found = Search(budget=budget, threads=threads).run(msgspec.structs.replace(problem, search=space))
-            known.append((found.plan, scored(problem, found.plan, found.search)))
+            known.append(_Known(found.plan, scheduled(problem, found.plan), found.search))
         except DiagnosticError as exc:
             notes += tuple(f"{change.text}: {d.message}" for d in exc.diagnostics)
-    plan, best = max(known, key=lambda found: _worth(found[1]), default=(dict[str, Placement](), None))
-    how: How = "same plan" if plan == carried[0] else "re-planned"
+    best = max(known, key=_worth, default=None)
+    how: How = "same plan" if best is not None and best.plan == carried[0] else "re-planned"
     return Effect(
         kind=change.kind,
         change=change.text,
         changes_training=change.changes_training,
         gpus=size(problem.device_space),
-        same_plan=same,
+        same_plan=None if same is None else figures_of(same, None),
         same_plan_gain_percent=_gain(same, base),
-        best=best,
-        gain_percent=_gain(best, base),
+        best=None if best is None else figures_of(best.stage, best.report),
+        gain_percent=_gain(best and best.stage, base),
+        indistinguishable=_indistinguishable(best and best.stage, base),
         how=None if best is None else how,
-        plan=plan,
+        plan={} if best is None else best.plan,
         notes=notes,
     )
 
 
-def scored(problem: Problem, plan: Plan, report: SearchReport | None = None) -> Figures:
-    """The figures of `plan`, which a search with this report found, or none."""
-    return figures_of(evaluate(Configuration(problem=problem, plan=plan)), report)
+def scheduled(problem: Problem, plan: Plan) -> Scheduled:
+    """What is predicted of `plan`."""
+    return evaluate(Configuration(problem=problem, plan=plan))
 
 
-def _gain(figures: Figures | None, base: Figures) -> float | None:
+def _indistinguishable(found: Scheduled | None, base: Scheduled) -> bool | None:
+    """Whether the two may be equally fast as far as the hardware file knows its errors; None where it knows
+    none, or steps do not process the same tokens."""
+    workload = base.configuration.problem.workload
+    if found is None or found.configuration.problem.workload != workload:
+        return None
+    related = relation(base, found)
+    return None if related is None else related == "indistinguishable"
+
+
+def _gain(found: Scheduled | None, base: Scheduled) -> float | None:
     """Change of tokens per second [%]."""
-    return None if figures is None else 100 * (figures.tokens_per_second / base.tokens_per_second - 1)
+    return None if found is None else 100 * (found.tokens_per_s / base.tokens_per_s - 1)
 
 
-def _worth(found: Figures) -> tuple[bool, float]:
+def _worth(known: _Known) -> tuple[bool, float]:
     """What makes one plan better than another: to fit, then to be faster."""
-    return found.fits, found.tokens_per_second
+    return known.stage.memory_feasible, known.stage.tokens_per_s
 
 
 def _legal(problem: Problem, plan: Plan) -> bool:
     return not any(legal(problem, v, plan[v.name]) for v in problem.graph.vertices if v.model is not None)
 
 
-def moves(problem: Problem, plan: Plan, vertex: str, base: Figures) -> list[Effect]:
+def moves(problem: Problem, plan: Plan, vertex: str, base: Scheduled) -> list[Effect]:
     """The effects of giving `vertex` the best other allocation, and the best other layout where it stands,
     everything else of `plan` being left as it is."""
     evaluator = Evaluator(problem)
@@ -106,8 +127,8 @@ def moves(problem: Problem, plan: Plan, vertex: str, base: Figures) -> list[Effe
     return effects
 
 
-def _move(problem: Problem, plan: Plan, vertex: str, what: str, base: Figures) -> Effect:
-    best = scored(problem, plan)
+def _move(problem: Problem, plan: Plan, vertex: str, what: str, base: Scheduled) -> Effect:
+    best = scheduled(problem, plan)
     return Effect(
         kind="operator",
         change=f"{vertex} {what}: {placement_text(plan[vertex])}",
@@ -115,8 +136,9 @@ def _move(problem: Problem, plan: Plan, vertex: str, what: str, base: Figures) -
         gpus=size(problem.device_space),
         same_plan=None,
         same_plan_gain_percent=None,
-        best=best,
+        best=figures_of(best, None),
         gain_percent=_gain(best, base),
+        indistinguishable=_indistinguishable(best, base),
         how="one move",
         plan=plan,
     )

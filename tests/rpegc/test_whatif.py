@@ -1,6 +1,7 @@
 """What changes would buy: every figure against the same change made by hand."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from passes.assemble import Assemble
 from passes.evaluate import evaluate
 from passes.search import Search, legal
 from passes.structure import Plan
+from passes.uncertainty import difference
 from rpegc.cli.group import run
 from rpegc.inputs import parse_problem
 from rpegc.whatif.changes import Change, changes
@@ -180,6 +182,31 @@ def test_a_plan_that_is_kept_has_the_figures_of_its_own_evaluation(given: Config
         else:
             assert (effect.best, effect.gain_percent, effect.how, effect.plan) == (None, None, None, {})
     assert kept >= 8
+
+
+def test_gains_that_errors_may_make_up_are_marked(given: Configuration) -> None:
+    kinds: list[Kind] = ["memory", "nodes", "operator", "responses", "staleness"]
+    assert {e.indistinguishable for e in effects(given, *kinds)} == {None}  # `paper` knows no errors
+    options = msgspec.structs.replace(given.problem.options, cost_model="megatron")
+    problem = msgspec.structs.replace(given.problem, options=options)
+    found = whatif(Configuration(problem=problem, plan=given.plan), kinds, budget=0, jobs=1)
+    problems = {c.text: c.problem for c in changes(problem, kinds)[0]}
+    base = evaluate(Configuration(problem=problem, plan=given.plan))
+    seen = set()
+    for e in found.effects:
+        changed = problems.get(e.change, problem)
+        if e.best is None or changed.workload != problem.workload:
+            assert e.indistinguishable is None
+            continue
+        low, high = difference(base, evaluate(Configuration(problem=changed, plan=e.plan))) or (1.0, 1.0)
+        assert e.indistinguishable == (low <= 0 <= high), e.change
+        seen.add(e.indistinguishable)
+        if e.kind == "memory":
+            assert e.indistinguishable
+    assert seen == {True, False}
+    text = render(found)
+    assert "\n~ indistinguishable: " in text
+    assert len(re.findall(r" ~ [+-]", text)) == sum(e.indistinguishable is True for e in found.effects)
 
 
 def every_placement(problem: Problem, vertex: str) -> list[Placement]:
