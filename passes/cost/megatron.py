@@ -1,8 +1,8 @@
 """Cost model `megatron`: what `rpeg-rt` and Megatron-Core really hold and run (`docs/cost-megatron.md`).
 
 The skeleton is the paper's: T_op = gemm + bubble + tp + pp + dp + nongemm + opt, with cp and ep where a
-layout has them. gemm is the time of the busiest pipeline stage over all microbatches, kernel by kernel;
-what every microbatch communicates inside a stage is counted while the pipeline fills as well. Everything a
+layout has them. gemm is the time of the busiest pipeline stage over all microbatches, kernel by kernel, and
+bubble one microbatch in each of the others; what a microbatch communicates inside a stage likewise. What a
 term is made of stands in `megatron_compute`, `megatron_pointwise`, `megatron_network` and `megatron_memory`.
 """
 
@@ -121,9 +121,9 @@ class MegatronCost(CostModel):
             * (mb * tokens / p.context_parallel)
             / (reference.sequences * reference.tokens)
         )
-        parts = {"gemm": gemm, "bubble": gemm * (p.pipeline_parallel - 1) / mb}
+        parts = {"gemm": gemm, "bubble": (p.pipeline_parallel * mean - gemm) / mb}
         steps = mb + p.pipeline_parallel - 1
-        parts["tp"] = steps * self._tensor_parallel(m, layout, tokens, heads, training=training)
+        parts["tp"] = self._tensor_parallel(m, layout, mb, tokens, heads, training=training)
         if p.context_parallel > 1:
             parts["cp"] = steps * passes[0] * self._context_parallel(m, layout, work)
         if p.expert_parallel > 1:
@@ -161,15 +161,15 @@ class MegatronCost(CostModel):
         work = work._replace(sequences=local / mb)
         tokens = work.sequences * float(work.tokens)
         times = self.compute.stages(m, layout, work, _FORWARD, self._dispatched(m, operations), decoding=True)
-        gemm = mb * float(times.busiest)
-        parts = {"gemm": gemm, "bubble": gemm * (stages - 1) / mb}
+        busiest, mean = float(times.busiest), float(times.mean)
+        parts = {"gemm": mb * busiest, "bubble": stages * mean - busiest}
         steps = mb + stages - 1
-        parts["tp"] = steps * self._tensor_parallel(m, layout, tokens, work.sequences, sampling=True)
+        parts["tp"] = self._tensor_parallel(m, layout, mb, tokens, work.sequences, sampling=True)
         if p.expert_parallel > 1:
             parts["ep"] = steps * 2 * self._expert_parallel(m, layout, tokens, decoding=True)
         parts["pp"] = self._pipeline(m, layout, mb + stages - 2, tokens, decoding=True)
         parts |= {"dp": 0.0, "nongemm": 0.0, "opt": 0.0}
-        parts |= self._eager(m, layout, operations, parts, mb * float(times.mean))
+        parts |= self._eager(m, layout, operations, parts, mb * mean)
         return {name: p.waves * seconds for name, seconds in parts.items()}
 
     # Terms of operations one by one, and of processors that workers share --------------------------------
@@ -195,13 +195,14 @@ class MegatronCost(CostModel):
             parts["sharing"] = max(alone, together) - path - messages + (slow * crowd - 1.0) * alike
         return parts
 
-    # Terms of one microbatch -------------------------------------------------------------------------
+    # Communication of microbatches -------------------------------------------------------------------
 
     def _tensor_parallel(
-        self, m: ModelSpec, layout: Layout, tokens: float, heads: float, *, training: bool = False,
-        sampling: bool = False,
+        self, m: ModelSpec, layout: Layout, microbatches: int, tokens: float, heads: float, *,
+        training: bool = False, sampling: bool = False,
     ) -> float:  # fmt: skip
-        """Reductions of a microbatch in its layers, and at the ends that the vocabulary's sharding causes."""
+        """Reductions in the layers, and at the ends that the vocabulary's sharding causes: of one microbatch
+        through all stages, and of the others through the busier end."""
         if layout.tensor_parallel == 1:
             return 0.0
         width = m.hidden * m.bytes_per_parameter / layout.context_parallel
@@ -216,15 +217,17 @@ class MegatronCost(CostModel):
             scalars = heads / layout.context_parallel * parameters.state_width(m)
             last = 3 * self.inner.tensor_all_reduce(layout, scalars)
             last += self.inner.tensor_all_reduce(layout, heads * width) if training else 0.0
-        ends = first + last if layout.pipeline_parallel == 1 else max(first, last)
-        return (3 if training else 1) * reduces * one + ends
+        stages, layers = layout.pipeline_parallel, (3 if training else 1) * reduces * one
+        others = first + last if stages == 1 else max(first, last)
+        return (microbatches + stages - 1) * layers + (microbatches - 1) * others + first + last
 
     def _pipeline(self, m: ModelSpec, layout: Layout, hops: int, tokens: float, *, decoding: bool) -> float:
         """`hops` exposed transfers of a microbatch's hidden states, replicated over tensor ranks unless these
-        hold different tokens."""
-        spread = layout.tensor_parallel if sequence_parallel(m, layout, decoding=decoding) else 1
+        hold different tokens. What leaves a node outside of generation is divided over tensor ranks."""
+        split = sequence_parallel(m, layout, decoding=decoding)
+        spread = layout.tensor_parallel if split else 1
         nbytes = tokens * m.hidden * m.bytes_per_parameter / (layout.context_parallel * spread)
-        return hops * self.inner.pipeline_step(layout, nbytes)
+        return hops * self.inner.pipeline_step(layout, nbytes, divided=not decoding and not split)
 
     def _context_parallel(self, m: ModelSpec, layout: Layout, work: Work) -> float:
         """What a forward ring of keys and values takes longer than the scores computed meanwhile, per mean
