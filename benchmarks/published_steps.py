@@ -69,7 +69,7 @@ def quantiles(mean: float, longest: int) -> list[tuple[float, int]]:
     for _ in range(100):
         middle = (low + high) / 2
         low, high = (middle, high) if centre(middle) * longest > mean else (low, middle)
-    shares = (*(i / QUANTILES for i in range(1, QUANTILES)), 0.97, 0.985, 0.995, 0.999)
+    shares = (*(i / QUANTILES for i in range(1, QUANTILES)), 0.98)
     lengths = [*((f, round(longest * at(low, f))) for f in shares), (1.0, longest)]
     return [x for x, before in zip(lengths, [(0.0, 0), *lengths], strict=False) if x[1] > before[1]]
 
