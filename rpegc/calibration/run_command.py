@@ -45,7 +45,7 @@ def run_command(
     from rpegc.calibration.pictures import check_pictures, draw
     from rpegc.calibration.report import show_changes
     from rpegc.calibration.samples import load_samples
-    from rpegc.calibration.verdict import default_base, verdict
+    from rpegc.calibration.verdict import lent, verdict
     from rpegc.failure import EXIT_INPUT, usage_error
     from rpegc.stagefiles import check_writable, write_bytes
 
@@ -66,7 +66,7 @@ def run_command(
                 if serves():
                     return 0
             found = load_samples(measured)
-        base = given or load_hardware(default_base(found.environment))
+        base = given or lent(found.environment)
         result = calibrate(found, base, name or Path(output).name.removesuffix(".json"))
         console.say(show_changes(result.changes))
         console.report(result.findings)
