@@ -36,7 +36,7 @@ def cli() -> None:
 )  # fmt: skip
 @click.option("--keep", multiple=True, metavar="PARAMETER", help="Leave a parameter as it is. [repeatable]")
 @click.option("--name", metavar="NAME", help="Name of the machine, if it is another than that of --onto.")
-@click.option("--strict", is_flag=True, help="Poor and impossible fits fail, and nothing is written.")
+@click.option("--strict", is_flag=True, help="Findings fail, and nothing is written.")
 @click.option("-o", "--output", default="-", type=click.Path(), help="Where to write it. [default: stdout]")
 @console_options
 def fit_command(
@@ -46,14 +46,15 @@ def fit_command(
     """Fit the parameters that TABLES (CSV) measure: latencies of matrix products, times of collectives,
     bandwidths of messages, times of training iterations. They are told apart by their columns.
 
-    Standard error gets every parameter that was fitted, with the mean relative error of the fit. Exit code 1:
-    unusable tables, or with --strict a poor or impossible fit.
+    Standard error gets every parameter that was fitted, with the mean relative error of the fit, and findings.
+    Exit code 1: unusable tables, or with --strict a finding.
 
     \b
       rpeg-calib fit gemm.csv nccl.csv --where system=h100_sxm --onto h100 -o mine.json
     """
     from calib.hardware import encode_hardware, load_hardware
     from calib.tables import read_table
+    from rpegc.calibration.draft import judged
     from rpegc.calibration.fitting import refit
     from rpegc.calibration.report import check_kept, show_changes
     from rpegc.failure import EXIT_INPUT, suggestion, usage_error
@@ -82,7 +83,7 @@ def fit_command(
         console.say(show_changes(result.changes))
         if result.untouched:
             console.say(f"not measured, taken from {onto}: {', '.join(result.untouched)}")
-        console.report(result.findings)
+        console.report(judged(result.findings, strict=strict))
         if strict and result.findings:
             return EXIT_INPUT
         write_bytes(output, encode_hardware(result.hardware))

@@ -174,6 +174,11 @@ def _faults(changes: list[Change]) -> Iterable[Diagnostic]:
         yield warning("W945", text, f"also measure {'; '.join(dict.fromkeys(more))}")
 
 
+def judged(findings: Iterable[Diagnostic], *, strict: bool) -> list[Diagnostic]:
+    """The findings, as errors where they are to fail: those are told under `-q` too."""
+    return [replace(d, severity="error") if strict else d for d in findings]
+
+
 def percent(share: float) -> str:
     """A share as people read it."""
     return f"{100 * share:.0f} %" if share < 1e3 else f"{100 * share:.1e} %"

@@ -18,7 +18,7 @@ from rpegc.cli.console import HELP_OPTIONS, Console, console_options
 )  # fmt: skip
 @click.option("--name", metavar="NAME", help="Name of the result. [default: that of the file]")
 @click.option("--plots", metavar="DIR", type=click.Path(file_okay=False), help="Draw every fit here.")
-@click.option("--strict", is_flag=True, help="Poor and impossible fits fail, and nothing is written.")
+@click.option("--strict", is_flag=True, help="Findings fail, and nothing is written.")
 @console_options
 def run_command(
     *, console: Console, output: str, samples: str | None, keep_samples: str | None, bench: list[str],
@@ -41,6 +41,7 @@ def run_command(
 
     from calib.hardware import encode_hardware, load_hardware
     from rpegc.calibration.bench import measure, serves
+    from rpegc.calibration.draft import judged
     from rpegc.calibration.machine import calibrate
     from rpegc.calibration.pictures import check_pictures, draw
     from rpegc.calibration.report import show_changes
@@ -69,7 +70,7 @@ def run_command(
         base = given or lent(found.environment)
         result = calibrate(found, base, name or Path(output).name.removesuffix(".json"))
         console.say(show_changes(result.changes))
-        console.report(result.findings)
+        console.report(judged(result.findings, strict=strict))
         console.say(verdict(found, base, result))
         if plots is not None:
             draw(plots, result.curves)

@@ -1,5 +1,8 @@
 """Samples as a machine would measure them of which everything is known."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 import numpy as np
 
@@ -41,24 +44,34 @@ PLANTED = replace(
 )  # fmt: skip
 
 
-def synthetic(hardware: Hardware, noise: float = 0.0, seed: int = 0) -> Samples:
-    """What a machine as `hardware` says would measure, each repetition off by a random factor."""
+def synthetic(
+    hardware: Hardware, noise: float = 0.0, seed: int = 0, *, cases: Sequence[OperatorCase] = (),
+    scale: int = 1, **environment: Any,
+) -> Samples:  # fmt: skip
+    """What a machine as `hardware` says would measure, each repetition off by a random factor; kernels are
+    `scale` times as large as those for processors."""
     random = np.random.default_rng(seed)
+    around = Environment(
+        started="2026-01-01T00:00:00+00:00", machines=("here",), processor="x", processors=2,
+        accelerator=None, backend="gloo", launcher="", workers=(4,), threads=1, load=0.1, software={},
+    )  # fmt: skip
+    around = replace(around, **environment)
+    width, bandwidth = (4 if scale == 1 else 2), hardware.memory_bandwidth
 
     def repeated(seconds: float) -> tuple[float, ...]:
         return tuple(float(x) for x in seconds * np.exp(noise * random.standard_normal(9)))
 
     def product(rows: int, side: int) -> ProductSample:
         flops = 2.0 * rows * side * side * (1 + hardware.gamma_M / rows) * (1 + hardware.gamma_K / side)
-        moved = 4.0 * (2 * rows * side + side * side)
-        seconds = hardware.startup_seconds + max(flops / hardware.product_flops, moved / 2.4e10)
+        moved = width * (2.0 * rows * side + side * side)
+        seconds = hardware.startup_seconds + max(flops / hardware.product_flops, moved / (2 * bandwidth))
         return ProductSample(
-            rows=rows, columns=side, inner=side, width=4, workers=1, seconds=repeated(seconds)
+            rows=rows, columns=side, inner=side, width=width, workers=1, seconds=repeated(seconds)
         )
 
     def moved(primitive: str, tiers: Tiers, p: int, nbytes: int) -> TransferSample:
         rounds = {"all_reduce": 2, "point_to_point": 0}.get(primitive, 1)
-        crowd = max(1.0, p / hardware.node_processors)
+        crowd = max(1.0, p / (hardware.node_processors or p))
         steps, share = (rounds * (p - 1), rounds * (p - 1) / p) if rounds else (1, 1.0)
         seconds = crowd * (steps * tiers.intra.alpha + share * nbytes * tiers.intra.beta)
         return TransferSample(
@@ -66,29 +79,32 @@ def synthetic(hardware: Hardware, noise: float = 0.0, seed: int = 0) -> Samples:
             seconds=repeated(seconds),
         )  # fmt: skip
 
-    cases = list(operators())
+    cases = cases or operators()
     times = [predict(case, hardware).seconds for case in cases]
-    sizes = [1 << k for k in range(8, 25, 2)]
+    sizes = [scale**2 << k for k in range(8, 25, 2)]
+    workers = max(around.workers)
+    groups = sorted({2, workers}) if workers > 1 else []
     kinds = {
         "all_reduce": hardware.collective,
         "all_gather": hardware.all_gather,
         "reduce_scatter": hardware.reduce_scatter,
     }
-    transfers = [moved(k, t, p, n) for k, t in kinds.items() if t for p in (2, 4) for n in sizes]
-    transfers += [moved("point_to_point", hardware.point_to_point, 2, n) for n in sizes]
+    transfers = [moved(k, t, p, n) for k, t in kinds.items() if t for p in groups for n in sizes]
+    transfers += [moved("point_to_point", hardware.point_to_point, 2, n) for _ in groups[:1] for n in sizes]
+    side = 512 * scale
+    shapes = [*((1 << k, side) for k in range(side.bit_length())), *((side, 1 << k) for k in range(4, 9))]
     return Samples(
         version=VERSION,
-        environment=Environment(
-            started="2026-01-01T00:00:00+00:00", machines=("here",), processor="x", processors=2,
-            accelerator=None, backend="gloo", launcher="", workers=(4,), threads=1, load=0.1, software={},
-        ),
+        environment=around,
         memory=Memory(total_bytes=4 * 10**9, idle_bytes=3 * 10**8),
-        products=tuple(
-            product(r, s)
-            for r, s in [*((1 << k, 512) for k in range(10)), *((512, 1 << k) for k in range(4, 9))]
+        products=tuple(product(rows, side) for rows, side in shapes),
+        copies=(CopySample(nbytes=2**26, workers=1, seconds=repeated(2**26 / bandwidth)),),
+        layers=(
+            LayerSample(
+                hidden=side, width=width, sequences=8, tokens=64, workers=1,
+                seconds=repeated(10 * width * side * 512 / (1.5 * bandwidth)),
+            ),
         ),
-        copies=(CopySample(nbytes=2**26, workers=1, seconds=repeated(2**26 / hardware.memory_bandwidth)),),
-        layers=(LayerSample(hidden=512, width=4, sequences=8, tokens=64, workers=1, seconds=repeated(6e-4)),),
         transfers=tuple(transfers),
         operators=tuple(
             OperatorSample(
