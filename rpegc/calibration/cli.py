@@ -46,8 +46,8 @@ def fit_command(
     """Fit the parameters that TABLES (CSV) measure: latencies of matrix products, times of collectives,
     bandwidths of messages, times of training iterations. They are told apart by their columns.
 
-    Standard error gets every parameter that was fitted, with the mean relative error of the fit, and findings.
-    Exit code 1: unusable tables, or with --strict a finding.
+    Standard error gets every parameter that was fitted, with the mean relative error of the fit, and
+    findings. Exit code 1: unusable tables, or with --strict a finding.
 
     \b
       rpeg-calib fit gemm.csv nccl.csv --where system=h100_sxm --onto h100 -o mine.json
