@@ -92,7 +92,10 @@ def synthetic(
     transfers = [moved(k, t, p, n) for k, t in kinds.items() if t for p in groups for n in sizes]
     transfers += [moved("point_to_point", hardware.point_to_point, 2, n) for _ in groups[:1] for n in sizes]
     side = 512 * scale
-    shapes = [*((1 << k, side) for k in range(side.bit_length())), *((side, 1 << k) for k in range(4, 9))]
+    shapes = [
+        *((1 << k, side) for k in range(side.bit_length())),
+        *((side, side >> k) for k in range(5, 0, -1)),
+    ]
     return Samples(
         version=VERSION,
         environment=around,
