@@ -1,8 +1,9 @@
 """Published measurements beside predictions: how far is cost model `megatron` off?
 
-`python -m benchmarks.published` predicts every row of `calib/data` that an operator of a plan expresses, with
-the shipped hardware files, and writes `results/published`: every prediction, the errors by set beside those
-of one fitted efficiency, which errors go together, what was left out and why, and a plot. It takes seconds.
+`python -m benchmarks.published` predicts every row of `calib/data` that an operator of a plan, or a whole
+plan, expresses, with the shipped hardware files, and writes `results/published`: every prediction, the errors
+by set beside those of one fitted efficiency, which errors go together, what was left out and why, and a plot.
+It takes seconds.
 """
 
 import math
@@ -20,11 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.published_rows import Case, cases
+from benchmarks.published_steps import Step, steps
 from benchmarks.study import HERE, provenance
 from calib.statistics import Agreement, agreement, best_scale
 from ir_schema.envelope import pretty
 from passes.cost.megatron_memory import training_state
-from passes.uncertainty import COVERAGE, spread_of
+from passes.evaluate import evaluate
+from passes.uncertainty import COVERAGE, spread_of, uncertainty
 from rpegc.calibration.operators import alone, nodes_for
 from rpegc.calibration.validation import operations, share_of_parameters
 from rpegc.plots import check_plot, write_plot
@@ -34,27 +37,47 @@ from rpegc.table import csv_bytes, table
 OUT = HERE / "results" / "published"
 
 
+Interval = tuple[float, float]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A case with its prediction, and what one efficiency is fitted to: operations per GPU, or bytes.
-    `spread` is the standard deviation of ln(measured / predicted) that the hardware file expects of times."""
+    `interval` is where a measured time lies with probability `COVERAGE`, as far as is known."""
 
-    case: Case
+    case: Case | Step
     predicted: float
     base: float
-    spread: float | None = None
+    interval: Interval | None = None
 
     @property
     def within(self) -> bool:
         """Whether the measured time lies in the predicted interval."""
-        assert self.spread is not None, "a time has one"
-        tail = NormalDist().inv_cdf((1 + COVERAGE) / 2)
-        return abs(math.log(self.case.measured / self.predicted)) <= tail * self.spread
+        assert self.interval is not None, "a time has one"
+        low, high = self.interval
+        return low <= self.case.measured <= high
+
+
+def outcome(case: Case | Step) -> Outcome:
+    """The case with what the compiler says of it."""
+    if isinstance(case, Step):
+        scheduled = evaluate(case.configuration)
+        known = uncertainty(scheduled)
+        low, high = known.step_time_low_s, known.step_time_high_s
+        assert low is not None, known.note
+        assert high is not None, known.note
+        return Outcome(case, scheduled.step_time_s, case.work, (low, high))
+    predicted, spread = predict(case)
+    if spread is None:
+        return Outcome(case, predicted, base(case))
+    off = math.exp(NormalDist().inv_cdf((1 + COVERAGE) / 2) * spread)
+    return Outcome(case, predicted, base(case), (predicted / off, predicted * off))
 
 
 def predict(case: Case) -> tuple[float, float | None]:
-    """What the compiler says of the measured quantity, and its spread. Of operators that may have been meant,
-    the fastest that fits into memory: who published it had tried them."""
+    """What the compiler says of the measured quantity, and the standard deviation of ln(measured / predicted)
+    that the hardware file expects of times. Of operators that may have been meant, the fastest that fits into
+    memory: who published it had tried them."""
     found = []
     spread = spread_of(case.hardware)
     for operator in case.operators:
@@ -147,7 +170,7 @@ def summary(outcomes: Sequence[Outcome]) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     for (name, part), members in by_set(outcomes).items():
         ours, theirs = errors(members)
-        times = [o for o in members if o.spread is not None]
+        times = [o for o in members if o.interval is not None]
         share = sum(o.within for o in times) / len(times) if times else math.nan
         rows.append((name, part, ours.n, *told(ours), _share(100 * share, "{:.0f} %"), *told(theirs)))
     return rows
@@ -165,9 +188,10 @@ def shared(outcomes: Sequence[Outcome]) -> list[tuple[object, ...]]:
             continue
         error = np.array([math.log(o.case.measured / o.predicted) for o in members])
         product = np.outer(error - error.mean(), error - error.mean()) / error.var()
-        placed = [o.case.operator.placement for o in members]
-        model = _equal([o.case.operator.model for o in members])
-        batch = _equal([o.case.operator.workload.sequences for o in members])
+        operators = [o.case.operator for o in members if isinstance(o.case, Case)]
+        placed = [x.placement for x in operators]
+        model = _equal([x.model for x in operators])
+        batch = _equal([x.workload.sequences for x in operators])
         layout = _equal([p.layout for p in placed])
         microbatches = _equal([p.microbatches for p in placed])
         pairs = {
@@ -195,7 +219,7 @@ def _share(value: float, form: str) -> str:
 
 def draw(outcomes: Sequence[Outcome], figure: Any) -> None:
     """Predicted over measured, one panel for each quantity."""
-    panels = {"seconds": "operator [s]", "seconds per token": "token [s]", "bytes": "memory [bytes]"}
+    panels = {"seconds": "operator or step [s]", "seconds per token": "token [s]", "bytes": "memory [bytes]"}
     axes = figure.subplots(1, len(panels))
     for axis, (quantity, label) in zip(axes, panels.items(), strict=True):
         for (name, part), members in by_set(outcomes).items():
@@ -214,9 +238,9 @@ def draw(outcomes: Sequence[Outcome], figure: Any) -> None:
 
 def run() -> tuple[list[Outcome], Counter[tuple[str, str]]]:
     """All predictions, and what was left out."""
-    found, missing = cases()
-    predicted = [(c, *predict(c)) for c in found]
-    return [Outcome(c, value, base(c), spread) for c, value, spread in predicted], missing
+    operators, missing = cases()
+    plans, more = steps()
+    return [outcome(c) for c in (*operators, *plans)], missing + more
 
 
 PREDICTIONS = ("set", "part", "case", "quantity", "measured", "predicted")

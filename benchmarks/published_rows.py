@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -26,6 +26,7 @@ from rpegc.models import load_model
 Row = Mapping[str, str]
 Part = Literal["calibration", "validation"]
 Quantity = Literal["seconds", "seconds per token", "activations", "state"]
+C = TypeVar("C")
 replace = msgspec.structs.replace
 load_hardware = cache(files.load_hardware)
 
@@ -230,13 +231,23 @@ SETS: dict[str, Callable[[Row], Case]] = {
 
 
 def cases() -> tuple[list[Case], Counter[tuple[str, str]]]:
-    """All rows that can be predicted, and the others, counted by (file, reason)."""
+    """All rows that an operator expresses, and the others, counted by (file, reason)."""
     found: list[Case] = []
     missing: Counter[tuple[str, str]] = Counter()
     for file, make in SETS.items():
-        for row in read(file):
-            try:
-                found.append(make(row))
-            except LeftOut as exc:
-                missing[file, str(exc)] += 1
+        mine, others = expressed(file, make)
+        found += mine
+        missing += others
+    return found, missing
+
+
+def expressed(file: str, make: Callable[[Row], C]) -> tuple[list[C], Counter[tuple[str, str]]]:
+    """What `make` makes of the rows of a file, and the rows that it leaves out, by (file, reason)."""
+    found: list[C] = []
+    missing: Counter[tuple[str, str]] = Counter()
+    for row in read(file):
+        try:
+            found.append(make(row))
+        except LeftOut as exc:
+            missing[file, str(exc)] += 1
     return found, missing

@@ -166,13 +166,15 @@ class DeviceMemory(Record, frozen=True, kw_only=True):
     transient: dict[str, dict[str, int]]
 
 
-class Costed(Record, frozen=True, kw_only=True):
-    """The lowered graph with a time for every node and a peak for every device."""
+class Costed(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The lowered graph with a time for every node and a peak for every device. `processors_ns`: how long the
+    processors that a machine's workers share need for all nodes; 0 where they share none."""
 
     configuration: Configuration
     nodes: tuple[CostedNode, ...]
     microtasks: dict[str, MicrotaskSchedule]
     devices: dict[str, DeviceMemory]
+    processors_ns: int = 0
 
 
 class ScheduledNode(CostedNode, frozen=True, kw_only=True):
@@ -185,7 +187,8 @@ class ScheduledNode(CostedNode, frozen=True, kw_only=True):
 
 
 class Score(Record, frozen=True, kw_only=True):
-    """The figures by which a plan is judged (semantics: Schedule)."""
+    """The figures by which a plan is judged (semantics: Schedule). Makespans are the largest finish, or what
+    the processors need that workers share, where that is longer."""
 
     makespan_ns: int
     makespan_both_reserved_ns: int

@@ -206,12 +206,13 @@ def memory_penalty(max_peak_bytes: int, limit_bytes: float) -> float:
     return math.exp(-BETA_OOM * max(0.0, max_peak_bytes / limit_bytes - 1))
 
 
-def score(
-    problem: Problem, nodes: Sequence[CostedNode], timeline: Timeline, max_peak_bytes: int, both_ns: int
-) -> Score:
+def score(costed: Costed, timeline: Timeline) -> Score:
     """The figures of merit of a schedule (semantics: Schedule); rates are 0 where nothing takes time."""
+    problem, nodes = costed.configuration.problem, costed.nodes
     workload, steps = problem.workload, problem.options.steps
-    makespan = timeline.makespan
+    makespan = max(timeline.makespan, costed.processors_ns)
+    both_ns = max(both_reserved_makespan(nodes, timeline.order), costed.processors_ns)
+    max_peak_bytes = max((m.peak_bytes for m in costed.devices.values()), default=0)
     seconds = makespan * 1e-9
     limit = memory_limit(problem)
     value = raw_score(problem, makespan)
@@ -244,13 +245,7 @@ def schedule(costed: Costed) -> Scheduled:
     problem = costed.configuration.problem
     nodes = costed.nodes
     timeline = list_schedule(nodes, Analysis(problem))
-    figures = score(
-        problem,
-        nodes,
-        timeline,
-        max((m.peak_bytes for m in costed.devices.values()), default=0),
-        both_reserved_makespan(nodes, timeline.order),
-    )
+    figures = score(costed, timeline)
     names = {n.allocation: tuple(n.allocation.device_names()) for n in nodes if n.allocation is not None}
     scheduled = tuple(
         ScheduledNode(

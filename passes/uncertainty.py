@@ -169,7 +169,7 @@ def _middle(draws: Draws, predicted: float) -> tuple[float, float]:
 
 def _step_times(scheduled: Scheduled) -> Draws:
     """Step times [s] of `DRAWS` draws: every node starts after its predecessors and after what was placed
-    before it on any of its GPUs."""
+    before it on any of its GPUs. Where processors that workers share decide, draws are in proportion."""
     nodes = scheduled.nodes
     problem, plan = scheduled.configuration.problem, scheduled.configuration.plan
     errors = _Errors(problem, plan)
@@ -185,7 +185,9 @@ def _step_times(scheduled: Scheduled) -> Draws:
         for a in reserved[x]:
             available[a] = finish[x]
     makespan: Draws = reduce(np.maximum, finish, start)
-    return makespan * 1e-9 / problem.options.steps
+    last = max((n.finish_ns for n in nodes), default=0)
+    crowd = scheduled.makespan_ns / last if last else 1.0
+    return crowd * makespan * 1e-9 / problem.options.steps
 
 
 class _Errors:

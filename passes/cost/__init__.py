@@ -16,6 +16,7 @@ from passes.analysis import Analysis
 from passes.base import Pass
 from passes.cost.base import CostModel, Parts, nanoseconds
 from passes.cost.memory import by_device
+from passes.cost.processors import processors_ns
 from passes.microtasks import schedule_pair
 from passes.structure import Plan, phase_fractions
 
@@ -133,6 +134,7 @@ def cost(lowered: Lowered) -> Costed:
         nodes=tuple(nodes),
         microtasks=durations.microtasks,
         devices=by_device(model.memory(plan, lowered.nodes)),
+        processors_ns=processors_ns(model, plan),
     )
 
 

@@ -104,6 +104,11 @@ class CostModel(abc.ABC):
     def phase(self, vertex: Vertex, placement: Placement, phase: int) -> Parts:
         """Parts [s] of phase `phase` (from 1) of a split operator."""
 
+    def node_ns(self, vertex: Vertex, placement: Placement) -> int:
+        """Nanoseconds for which one worker of an operator would occupy all processors of its node, where the
+        node's workers share them: its processor time over their number. 0: each has processors of its own."""
+        return 0
+
     @abc.abstractmethod
     def fused(self, members: tuple[Vertex, Vertex], placement: Placement, second: Placement) -> FusedCost:
         """Microtask durations and remaining terms of two training vertices fused on one allocation.

@@ -1,8 +1,8 @@
 """Cost model `megatron`: what `rpeg-rt` and Megatron-Core really hold and run (`docs/cost-megatron.md`).
 
 The skeleton is the paper's: T_op = gemm + bubble + tp + pp + dp + nongemm + opt, with cp and ep where a
-layout has them. gemm is the time of the busiest pipeline stage over all microbatches, kernel by kernel;
-what every microbatch communicates inside a stage is counted while the pipeline fills as well. Everything a
+layout has them. gemm is the time of the busiest pipeline stage over all microbatches, kernel by kernel, and
+bubble one microbatch in each of the others; what a microbatch communicates inside a stage likewise. What a
 term is made of stands in `megatron_compute`, `megatron_pointwise`, `megatron_network` and `megatron_memory`.
 """
 
@@ -36,6 +36,7 @@ from passes.cost.megatron_dispatch import (
 from passes.cost.megatron_memory import added, optimizer_share, weight_bytes
 from passes.cost.megatron_network import Network, among_computing
 from passes.cost.megatron_residency import Residency
+from passes.cost.megatron_sharing import Priced, in_turn, shared
 
 # Forward equivalents of (layers, head): training computes layers forward, again, and backward (twice).
 _TRAINING, _FORWARD = (4, 3), (1, 1)
@@ -56,7 +57,7 @@ class MegatronCost(CostModel):
         self.inner = Network(among_computing(problem.hardware), problem.device_space)
         """Communication inside of operators."""
         self.residency = Residency(Analysis(problem))
-        self._known: dict[tuple[object, ...], Parts] = {}
+        self._known: dict[tuple[object, ...], Priced] = {}
 
     def parameters(self, model: str) -> int:
         """N_m as published: unpadded vocabulary, tied embeddings once."""
@@ -70,35 +71,40 @@ class MegatronCost(CostModel):
 
     def operator(self, vertex: Vertex, placement: Placement) -> Parts:
         """T_op by parts; a generation is the sum of its phases, times its waves."""
-        return self._once(vertex, placement, 0)
+        return dict(self._once(vertex, placement, 0).parts)
 
     def phase(self, vertex: Vertex, placement: Placement, phase: int) -> Parts:
         """Generation: the decode steps between two breakpoints, with the prefill in phase 1; inference: the
         sequences that finish in this phase, batched by themselves."""
-        return self._once(vertex, placement, phase)
+        return dict(self._once(vertex, placement, phase).parts)
 
-    def _once(self, vertex: Vertex, p: Placement, phase: int) -> Parts:
+    def node_ns(self, vertex: Vertex, placement: Placement) -> int:
+        """See `CostModel.node_ns`."""
+        processors = self.hardware.node_processors
+        return round(self._once(vertex, placement, 0).busy / processors * 1e9) if processors else 0
+
+    def _once(self, vertex: Vertex, p: Placement, phase: int) -> Priced:
         key = (vertex.name, phase, p.data_parallel, p.pipeline_parallel, p.tensor_parallel, p.microbatches,
                p.context_parallel, p.expert_parallel, p.waves)  # fmt: skip
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = self._compute(vertex, p, phase)
-        return dict(known)
+        return known
 
-    def _compute(self, vertex: Vertex, p: Placement, phase: int) -> Parts:
+    def _compute(self, vertex: Vertex, p: Placement, phase: int) -> Priced:
         if vertex.role == "generation":
             phases = decode_phases(self.workload)
             if phase == 0:
-                return added(*(self._once(vertex, p, q) for q in range(1, len(phases) + 1)))
+                return in_turn(*(self._once(vertex, p, q) for q in range(1, len(phases) + 1)))
             decode = self._decode(vertex, p, phases[phase - 1])
-            return added(self._prefill(vertex, p), decode) if phase == 1 else decode
+            return in_turn(self._prefill(vertex, p), decode) if phase == 1 else decode
         low, high = 0.0, 1.0
         if phase:
             points = (0.0, *(f for f, _ in self.workload.length_quantiles))
             low, high = points[phase - 1 : phase + 1]
         return self._pass(vertex, p, low, high)
 
-    def _pass(self, vertex: Vertex, p: Placement, low: float, high: float) -> Parts:
+    def _pass(self, vertex: Vertex, p: Placement, low: float, high: float) -> Priced:
         """A teacher-forced pass over the sequences between two quantiles: inference, or training."""
         m, layout, training = self._model(vertex), p.layout, vertex.role == "training"
         passes = _TRAINING if training else _FORWARD
@@ -121,9 +127,9 @@ class MegatronCost(CostModel):
             * (mb * tokens / p.context_parallel)
             / (reference.sequences * reference.tokens)
         )
-        parts = {"gemm": gemm, "bubble": gemm * (p.pipeline_parallel - 1) / mb}
+        parts = {"gemm": gemm, "bubble": (p.pipeline_parallel * mean - gemm) / mb}
         steps = mb + p.pipeline_parallel - 1
-        parts["tp"] = steps * self._tensor_parallel(m, layout, tokens, heads, training=training)
+        parts["tp"] = self._tensor_parallel(m, layout, mb, tokens, heads, training=training)
         if p.context_parallel > 1:
             parts["cp"] = steps * passes[0] * self._context_parallel(m, layout, work)
         if p.expert_parallel > 1:
@@ -133,27 +139,26 @@ class MegatronCost(CostModel):
         parts["dp"] = self._data_parallel(m, layout) if training else 0.0
         parts["nongemm"] = nongemm
         parts["opt"] = self._optimizer(m, layout) if training else 0.0
-        parts |= self._eager(m, layout, operations, parts, mean)
-        return {name: updates * seconds for name, seconds in parts.items()}
+        return self._eager(m, layout, operations, parts, mean).times(updates)
 
-    def _prefill(self, vertex: Vertex, p: Placement) -> Parts:
+    def _prefill(self, vertex: Vertex, p: Placement) -> Priced:
         work = Work(0.0, float(self.workload.prompt_length), 1.0)
         # The runtime runs a prompt once, whatever the number of its rollouts.
         share = 1.0 if self.hardware.dispatch is None else 1.0 / self.workload.rollouts
         return self._token_pass(vertex, p, share, work, PREFILL)
 
-    def _decode(self, vertex: Vertex, p: Placement, phase: DecodePhase) -> Parts:
+    def _decode(self, vertex: Vertex, p: Placement, phase: DecodePhase) -> Priced:
         """All one-token steps of a phase, each through the whole pipeline."""
         context = self.workload.prompt_length + phase.position
         step = self._token_pass(vertex, p, phase.alive, Work(0.0, 1.0, 1.0, context), DECODE)
         if p.pipeline_parallel > 1:
             # The last stage tells the first what it sampled.
-            step["pp"] += p.waves * self.inner.pipeline_step(p.layout, 4.0)
-        return {name: phase.steps * seconds for name, seconds in step.items()}
+            step.parts["pp"] += p.waves * self.inner.pipeline_step(p.layout, 4.0)
+        return step.times(phase.steps)
 
     def _token_pass(
         self, vertex: Vertex, p: Placement, alive: float, work: Work, operations: Operations
-    ) -> Parts:
+    ) -> Priced:
         """A generation's forward pass of the sequences still alive, once in every wave."""
         m, layout, stages = self._model(vertex), p.layout, p.pipeline_parallel
         local = alive * self.workload.sequences / (p.data_parallel * p.waves)
@@ -161,47 +166,39 @@ class MegatronCost(CostModel):
         work = work._replace(sequences=local / mb)
         tokens = work.sequences * float(work.tokens)
         times = self.compute.stages(m, layout, work, _FORWARD, self._dispatched(m, operations), decoding=True)
-        gemm = mb * float(times.busiest)
-        parts = {"gemm": gemm, "bubble": gemm * (stages - 1) / mb}
+        busiest, mean = float(times.busiest), float(times.mean)
+        parts = {"gemm": mb * busiest, "bubble": stages * mean - busiest}
         steps = mb + stages - 1
-        parts["tp"] = steps * self._tensor_parallel(m, layout, tokens, work.sequences, sampling=True)
+        parts["tp"] = self._tensor_parallel(m, layout, mb, tokens, work.sequences, sampling=True)
         if p.expert_parallel > 1:
             parts["ep"] = steps * 2 * self._expert_parallel(m, layout, tokens, decoding=True)
         parts["pp"] = self._pipeline(m, layout, mb + stages - 2, tokens, decoding=True)
         parts |= {"dp": 0.0, "nongemm": 0.0, "opt": 0.0}
-        parts |= self._eager(m, layout, operations, parts, mb * float(times.mean))
-        return {name: p.waves * seconds for name, seconds in parts.items()}
+        return self._eager(m, layout, operations, parts, mb * mean).times(p.waves)
 
     # Terms of operations one by one, and of processors that workers share --------------------------------
 
     def _dispatched(self, m: ModelSpec, operations: Operations) -> Dispatched:
         return dispatched(self.hardware.dispatch, operations, vocabulary=m.has_lm_head)
 
-    def _eager(self, m: ModelSpec, layout: Layout, operations: Operations, told: Parts, work: float) -> Parts:
-        """What is dispatched outside of passes; and how much longer than `told` the workers of a node take
-        with the processors that they share. Each computes for `work` seconds. Messages are in part
-        the processors' work as well."""
-        h, parts = self.hardware, {}
-        once = dispatched_once(h.dispatch, operations, m.layers / layout.pipeline_parallel)
-        if h.dispatch is not None:
-            parts["once"] = once
-        if h.node_processors:
-            workers = min(layout.gpus, self.network.node)
-            crowd = max(1.0, workers / h.node_processors)
-            slow = 1.0 + h.contention * (min(workers, h.node_processors) - 1.0)
-            path, alike = told["gemm"] + told["bubble"], told["opt"] + once
-            messages = sum(told.get(name, 0.0) for name in ("tp", "cp", "ep", "pp", "dp"))
-            alone, together = slow * path + messages, crowd * (slow * work + h.message_work * messages)
-            parts["sharing"] = max(alone, together) - path - messages + (slow * crowd - 1.0) * alike
-        return parts
+    def _eager(
+        self, m: ModelSpec, layout: Layout, operations: Operations, parts: Parts, work: float
+    ) -> Priced:
+        """`parts` with what is dispatched outside of passes, and what sharing processors adds; each worker
+        computes for `work` seconds."""
+        if self.hardware.dispatch is not None:
+            layers = m.layers / layout.pipeline_parallel
+            parts = parts | {"once": dispatched_once(self.hardware.dispatch, operations, layers)}
+        return shared(self.hardware, min(layout.gpus, self.network.node), parts, work)
 
-    # Terms of one microbatch -------------------------------------------------------------------------
+    # Communication of microbatches -------------------------------------------------------------------
 
     def _tensor_parallel(
-        self, m: ModelSpec, layout: Layout, tokens: float, heads: float, *, training: bool = False,
-        sampling: bool = False,
+        self, m: ModelSpec, layout: Layout, microbatches: int, tokens: float, heads: float, *,
+        training: bool = False, sampling: bool = False,
     ) -> float:  # fmt: skip
-        """Reductions of a microbatch in its layers, and at the ends that the vocabulary's sharding causes."""
+        """Reductions in the layers, and at the ends that the vocabulary's sharding causes: of one microbatch
+        through all stages, and of the others through the busier end."""
         if layout.tensor_parallel == 1:
             return 0.0
         width = m.hidden * m.bytes_per_parameter / layout.context_parallel
@@ -216,15 +213,17 @@ class MegatronCost(CostModel):
             scalars = heads / layout.context_parallel * parameters.state_width(m)
             last = 3 * self.inner.tensor_all_reduce(layout, scalars)
             last += self.inner.tensor_all_reduce(layout, heads * width) if training else 0.0
-        ends = first + last if layout.pipeline_parallel == 1 else max(first, last)
-        return (3 if training else 1) * reduces * one + ends
+        stages, layers = layout.pipeline_parallel, (3 if training else 1) * reduces * one
+        others = first + last if stages == 1 else max(first, last)
+        return (microbatches + stages - 1) * layers + (microbatches - 1) * others + first + last
 
     def _pipeline(self, m: ModelSpec, layout: Layout, hops: int, tokens: float, *, decoding: bool) -> float:
         """`hops` exposed transfers of a microbatch's hidden states, replicated over tensor ranks unless these
-        hold different tokens."""
-        spread = layout.tensor_parallel if sequence_parallel(m, layout, decoding=decoding) else 1
+        hold different tokens. What leaves a node outside of generation is divided over tensor ranks."""
+        split = sequence_parallel(m, layout, decoding=decoding)
+        spread = layout.tensor_parallel if split else 1
         nbytes = tokens * m.hidden * m.bytes_per_parameter / (layout.context_parallel * spread)
-        return hops * self.inner.pipeline_step(layout, nbytes)
+        return hops * self.inner.pipeline_step(layout, nbytes, divided=not decoding and not split)
 
     def _context_parallel(self, m: ModelSpec, layout: Layout, work: Work) -> float:
         """What a forward ring of keys and values takes longer than the scores computed meanwhile, per mean

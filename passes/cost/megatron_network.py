@@ -62,16 +62,21 @@ class Network:
         p = layout.tensor_parallel
         return all_gather(self.shared(self._gather, self.tier(p), p), nbytes, p)
 
-    def pipeline_step(self, layout: Layout, nbytes: float) -> float:
-        """Mean time of one stage-to-stage transfer; 0 without a pipeline."""
+    def pipeline_step(self, layout: Layout, nbytes: float, *, divided: bool = False) -> float:
+        """Mean time of one stage-to-stage transfer; 0 without a pipeline. Where it leaves the node and is
+        `divided`, every tensor rank sends its part of the bytes and the receivers gather them."""
         stages, ranks = layout.pipeline_parallel, layout.tensor_parallel * layout.context_parallel
         if stages == 1:
             return 0.0
         inter = max(0, -(-stages * ranks // self.node) - 1) if ranks <= self.node else stages - 1
         links = self.hardware.point_to_point
         far = links.at(self.tier(stages * ranks))
+        between = point_to_point(far, nbytes)
+        if divided and layout.tensor_parallel > 1:
+            part = point_to_point(far, nbytes / layout.tensor_parallel)
+            between = part + self.tensor_all_gather(layout, nbytes)
         near = point_to_point(links.intra, nbytes)
-        return ((stages - 1 - inter) * near + inter * point_to_point(far, nbytes)) / (stages - 1)
+        return ((stages - 1 - inter) * near + inter * between) / (stages - 1)
 
     def ring(self, layout: Layout) -> AlphaBeta:
         """The link over which a step of a context-parallel ring goes."""

@@ -109,6 +109,7 @@ class Engine:
             s.weights[place, number], s.copies[place, number] = parts.weights, parts.copies
             s.state[place, number, : len(parts.state)] = parts.state
             s.transient[place, number, : len(parts.transient)] = parts.transient
+            s.node_ns[place, number] = self.model.node_ns(self.vertices[place], placement)
         text = msgspec.json.encode(msgspec.structs.replace(placement, origin=(0, 0, 0)))
         digest = hashlib.blake2b(text, digest_size=16).digest()
         s.digest[place, number] = np.frombuffer(digest, dtype=np.uint64)
@@ -127,6 +128,7 @@ class Engine:
             layout=np.zeros(size, dtype=np.int64),
             waved=np.zeros(size, dtype=np.int64),
             alike=np.zeros(size, dtype=np.int64),
+            node_ns=np.zeros(size, dtype=np.int64),
             times=np.full((*size, 1 + self.graph.phases), UNKNOWN, dtype=np.int64),
             fused=np.full((shapes, alike), UNKNOWN, dtype=np.int64),
             weights=np.zeros(size),
@@ -181,7 +183,20 @@ class Engine:
                 self._fill()
         if len(rows) and found[:, 0].min() < 0:
             raise ValueError("the lowered graph has a cycle")
+        if self._shapes.node_ns.any():
+            np.maximum(found[:, 0], self._processors_ns(rows), out=found[:, 0])
         return found
+
+    def _processors_ns(self, rows: Ints) -> Ints:
+        """See `passes.cost.processors.processors_ns`, of each plan of `rows`."""
+        places, shape, first = np.arange(len(self.vertices)), rows[:, :, 0], rows[:, :, 1]
+        gpus, each = self._shapes.gpus[places, shape], self._shapes.node_ns[places, shape]
+        most = np.zeros(len(rows), dtype=np.int64)
+        for begin in range(0, self.contents.gpus, self.contents.node):
+            end = begin + self.contents.node
+            there = np.maximum(np.minimum(first + gpus, end) - np.maximum(first, begin), 0)
+            np.maximum(most, (there * each).sum(1), out=most)
+        return self.graph.steps * most
 
     def _pass(self, rows: Ints) -> tuple[Ints, NDArray[np.bool_]]:
         """Figures of plans, and for which of them times were missing."""

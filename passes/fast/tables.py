@@ -103,15 +103,16 @@ class Links(NamedTuple):
 
 class Shapes(NamedTuple):
     """What of a shape matters, by place and shape number: `gpus`, `layout` (a number common to all places),
-    `waved` (whether in several waves), `alike` (its number among shapes of its layout); `times` [ns], whole
-    and by phase, `fused` [ns] by shape of the first of the pair and `alike` of the second, UNKNOWN where not
-    yet asked for; `weights`, `copies`, `state` and `transient` [bytes] as in `passes.cost.base.ShapeBytes`;
-    `digest`, 128 bits of what it is."""
+    `waved` (whether in several waves), `alike` (its number among shapes of its layout); `node_ns` as in
+    `passes.cost.base.CostModel`; `times` [ns], whole and by phase, `fused` [ns] by shape of the first of the
+    pair and `alike` of the second, UNKNOWN where not yet asked for; `weights`, `copies`, `state` and
+    `transient` [bytes] as in `passes.cost.base.ShapeBytes`; `digest`, 128 bits of what it is."""
 
     gpus: Ints
     layout: Ints
     waved: Ints
     alike: Ints
+    node_ns: Ints
     times: Ints
     fused: Ints
     weights: Floats

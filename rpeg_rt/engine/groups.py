@@ -5,8 +5,10 @@ is given the groups it works in.
 """
 
 import math
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,13 +27,14 @@ _layouts: dict[tuple[tuple[int, ...], Layout], "LayoutGroups"] = {}
 class LayoutGroups:
     """A layout on `ranks`; `collection` and `position` are None on a rank that is not a member.
 
-    `ranks[i]` stands at `position_of(i, layout)`.
+    `ranks[i]` stands at `position_of(i, layout)`; `machines` are the names of all ranks' machines.
     """
 
     ranks: tuple[int, ...]
     layout: Layout
     position: Position | None
     collection: Any
+    machines: tuple[str, ...]
 
     @property
     def member(self) -> bool:
@@ -69,6 +72,16 @@ class LayoutGroups:
         """Global rank of another pipeline stage of this rank's replica, context and tensor index."""
         return int(_grid(self.ranks, self.layout)[self.place._replace(pipeline=stage)])
 
+    def between_machines(self, stage: int) -> bool:
+        """Whether this rank's tensor group and that of another pipeline stage are on one machine each, and
+        these are two."""
+        grid = _grid(self.ranks, self.layout)
+        here, there = (
+            {self.machines[rank] for rank in grid[self.place._replace(pipeline=s)[:-1]]}
+            for s in (self.place.pipeline, stage)
+        )
+        return len(here) == len(there) == 1 and here != there
+
 
 def make_layout(ranks: Sequence[int], layout: Layout) -> LayoutGroups:
     """Process groups of `layout` on `ranks`, created once per distinct (ranks, layout).
@@ -84,7 +97,8 @@ def make_layout(ranks: Sequence[int], layout: Layout) -> LayoutGroups:
     return _layouts[key]
 
 
-def _grid(ranks: Sequence[int], layout: Layout) -> "np.ndarray[Any, np.dtype[np.int64]]":
+@cache
+def _grid(ranks: tuple[int, ...], layout: Layout) -> "np.ndarray[Any, np.dtype[np.int64]]":
     """Ranks by position."""
     shape = Position(
         data=layout.data_parallel,
@@ -107,8 +121,9 @@ def _make(ranks: tuple[int, ...], layout: Layout) -> LayoutGroups:
     holding = _own_group([plane[i : i + expert] for plane in planes for i in range(0, len(plane), expert)])
     sharing = _own_group([plane[i::expert] for plane in planes for i in range(expert)])
     ends = _own_group(_rows(grid[:, [0, -1]], "p")) if layout.pipeline_parallel > 1 else None
+    machines = _machines()
     if dist.get_rank() not in ranks:
-        return LayoutGroups(ranks, layout, None, None)
+        return LayoutGroups(ranks, layout, None, None, machines)
     collection = ProcessGroupCollection(
         tp=mine["t"],
         pp=mine["p"],
@@ -129,7 +144,16 @@ def _make(ranks: tuple[int, ...], layout: Layout) -> LayoutGroups:
         intra_expt_dp=sharing,
         intra_dist_opt=mine["dpct"],
     )
-    return LayoutGroups(ranks, layout, position_of(ranks.index(dist.get_rank()), layout), collection)
+    position = position_of(ranks.index(dist.get_rank()), layout)
+    return LayoutGroups(ranks, layout, position, collection, machines)
+
+
+@cache
+def _machines() -> tuple[str, ...]:
+    """The name of every rank's machine. Collective over the whole world at its first call."""
+    names: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(names, socket.gethostname())
+    return tuple(names)
 
 
 def _rows(grid: "np.ndarray[Any, np.dtype[np.int64]]", inside: str) -> list[list[int]]:

@@ -3,6 +3,10 @@
 A training step is an ordered list of forward and backward microtasks per rank. Those of one model are in
 1F1B order; those of two models on the same ranks may be interleaved in any way that does not wait in a
 circle. Messages of different models between two ranks differ in their tag.
+
+All ranks of a tensor group have the same hidden states. Between two machines each sends its part of them and
+the receivers gather the parts, so that they cross once (scatter/gather of Narayanan et al., SC 2021, section
+4.1); on one machine, where links are as fast as the gathering, each sends them all.
 """
 
 from collections import deque
@@ -80,7 +84,7 @@ class Stage:
             self._live[index] = (received, None if groups.is_last_stage else get_gradient_edge(output))
         if groups.is_last_stage:
             return output
-        self._onward.send(output.detach(), groups.stage_rank(stage + 1))
+        self._send(self._onward, output.detach(), stage + 1)
         if not training:
             self._onward.wait(keep=1)
         return None
@@ -99,19 +103,36 @@ class Stage:
         if received is not None:
             if received.grad is None:
                 raise RuntimeError("the stage's input received no gradient")
-            self._back.send(received.grad, self._groups.stage_rank(stage - 1))
+            self._send(self._back, received.grad, stage - 1)
 
     def finish(self) -> None:
         """Wait until everything sent has been received."""
         self._onward.wait()
         self._back.wait()
 
+    def _send(self, sender: Sender, tensor: Tensor, stage: int) -> None:
+        """Hidden states of a microbatch, or their gradient, to another stage."""
+        parts = self._parts(tensor.numel(), stage)
+        if parts > 1:
+            tensor = tensor.contiguous().view(parts, -1)[self._groups.place.tensor]
+        sender.send(tensor, self._groups.stage_rank(stage))
+
     def _receive(self, index: int, stage: int) -> Tensor:
         """Hidden states of a microbatch, or their gradient, from another stage: [s, b, h]."""
         (batch, length), config = self._microbatches[index].ids.shape, self._model.config
         buffer = torch.empty(length, batch, config.hidden_size, dtype=config.params_dtype, device=device())
-        dist.recv(buffer, self._groups.stage_rank(stage), tag=self._tag)
+        parts = self._parts(buffer.numel(), stage)
+        part = buffer if parts == 1 else buffer.new_empty(buffer.numel() // parts)
+        dist.recv(part, self._groups.stage_rank(stage), tag=self._tag)
+        if parts > 1:
+            dist.all_gather_into_tensor(buffer.view(-1), part, group=self._groups.collection.tp)
         return buffer
+
+    def _parts(self, elements: int, stage: int) -> int:
+        """How many tensor ranks carry a part each of what goes between this stage and another, or 1."""
+        degree = self._groups.layout.tensor_parallel
+        divided = degree > 1 and elements % degree == 0 and self._groups.between_machines(stage)
+        return degree if divided else 1
 
 
 def response_logp(model: Model, hidden: Tensor, rows: Aligned, temperature: float) -> Tensor:

@@ -73,11 +73,21 @@ def intervals(draw: st.DrawFn, space: tuple[int, int, int]) -> Placement:
 
 @st.composite
 def cases(draw: st.DrawFn, *, as_printed: bool = False) -> tuple[Problem, list[dict[str, Placement]]]:
-    """A problem under either cost model and some plans; vertices often share placements, as in real plans."""
+    """A problem under either cost model and some plans; vertices often share placements, as in real plans,
+    and the workers of a node sometimes processors."""
     problem = draw(problems(as_printed=as_printed))
     megatron = draw(st.booleans())
     options = msgspec.structs.replace(problem.options, cost_model="megatron" if megatron else "paper")
     problem = msgspec.structs.replace(problem, options=options, device_space=draw(st.sampled_from(MACHINES)))
+    if draw(st.booleans()):
+        sharing = {
+            "node_processors": draw(st.sampled_from([1.0, 2.0, 3.5])),
+            "contention": 0.3,
+            "message_work": 0.5,
+        }
+        problem = msgspec.structs.replace(
+            problem, hardware=msgspec.structs.replace(problem.hardware, **sharing)
+        )
     pool = [draw(intervals(problem.device_space)) for _ in range(draw(st.integers(1, 4)))]
     plans = []
     for _ in range(3):

@@ -1,10 +1,15 @@
-"""Microtask orders and the left-aligned form of token rows."""
+"""Microtask orders, the left-aligned form of token rows, and what goes between stages."""
+
+import socket
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from rpeg_rt.engine.alignment import align
 from rpeg_rt.engine.microtasks import Task, one_forward_one_backward
+from tests.rpeg_rt.engine import harness, test_parity
+from tests.rpeg_rt.engine.harness import layout
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
@@ -61,3 +66,44 @@ def test_a_batch_without_responses_has_nothing_to_predict():
     rows = align(torch.tensor([[-1, 2, -1, -1]], dtype=torch.int32), prompt_length=2)
     assert rows.targets.tolist() == []
     assert rows.expand(torch.zeros(0)).tolist() == [[0, 0]]
+
+
+def _piped(spec, shape, machines):
+    """What an engine scores, trains and becomes, and the sizes of the tensors that this rank sent; rank r is
+    on `machines[r]`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "gethostname", lambda: machines[dist.get_rank()])
+        groups = harness.groups_of(list(range(shape.gpus)), shape)
+    engine = harness.engine(spec, groups, trainable=test_parity.OPTIMIZER)
+    tokens = test_parity.block(test_parity.responses(spec), groups)
+    sent, isend = [], dist.isend
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "isend", lambda t, *a, **k: (sent.append(t.numel()), isend(t, *a, **k))[1])
+        scores = engine.score(tokens, 2, "logp", temperature=1.3)
+        metrics = engine.train_minibatch(
+            test_parity.batch_of(tokens), test_parity.loss, 3, temperature=1.3
+        )  # fmt: skip
+    engine.finish_version()
+    return [scores, metrics, [s.tensor.clone() for s in engine.shards()]], sent
+
+
+@pytest.mark.parametrize(
+    ("shape", "machines", "share"),
+    [
+        pytest.param(layout(1, 2, 2), "aabb", 2, id="every rank its half"),
+        pytest.param(layout(1, 2, 2), "aaab", 1, id="a tensor group on two machines"),
+        pytest.param(layout(1, 4, 1), "abcd", 1, id="nothing to divide over"),
+        pytest.param(layout(1, 2, 2, 2), "aaaabbbb", 2, id="context ranks", marks=pytest.mark.slow),
+    ],
+)
+def test_between_machines_tensor_ranks_carry_a_part_each(shape, machines, share):
+    spec = harness.spec(layers=4)
+    near, far = (
+        harness.launch(shape.gpus, lambda _, m=m: _piped(spec, shape, m)) for m in ("a" * 8, machines)
+    )
+    for (whole, all_sent), (parts, sent) in zip(near, far, strict=True):
+        assert all_sent, "every rank sends to another stage"
+        assert sent == [n // share for n in all_sent]
+        assert torch.equal(parts[0], whole[0])
+        assert parts[1] == whole[1]
+        assert all(torch.equal(a, b) for a, b in zip(parts[2], whole[2], strict=True))
