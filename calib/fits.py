@@ -4,6 +4,7 @@ Each fit takes what was done and how long it took [s], wherever that comes from,
 formula is off. The formulas are those with which the cost models predict.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,20 +13,32 @@ from calib.fitting import Array, Fit, fit
 
 
 class Found(NamedTuple):
-    """Values by parameter of the hardware file, the mean relative error, and how many samples it is over."""
+    """Values by parameter of the hardware file, the mean relative error, how many samples it is over, and
+    the parameters that these do not tell."""
 
     values: dict[str, float]
     residual: float
     n: int
+    untold: tuple[str, ...] = ()
 
 
-def products(rows: Array, columns: Array, inner: Array, width: int, seconds: Array) -> Found:
+RISE = 4.0
+"""Transfers tell a bandwidth if the longest takes so many times the shortest: else all is latency."""
+SHARE = 0.1
+"""They tell a latency if it is so much of the shortest."""
+
+
+def products(rows: Array, columns: Array, inner: Array, width: Array, seconds: Array) -> Found:
     """Matrix products [rows, inner] times [inner, columns] of elements of `width` bytes: a start-up, then the
     longer of 2 rows columns inner / (F rows/(rows + gamma_M) w/(w + gamma_K)), w = min(columns, inner), and
     of the traffic at the memory's bandwidth."""
+    names = ("product_flops", "gamma_M", "gamma_K", "memory_bandwidth", "startup_seconds")
+    if len(seconds) <= len(names):
+        raise ValueError(f"{len(seconds)} products, and more than {len(names)} are wanted")
     narrow = np.minimum(columns, inner)
-    flops = 2.0 * rows * columns * inner
-    nbytes = width * (rows * columns + columns * inner + rows * inner)
+    with np.errstate(over="ignore"):
+        flops = 2.0 * rows * columns * inner
+        nbytes = width * (rows * columns + columns * inner + rows * inner)
 
     def predict(x: Array) -> Array:
         rate, gamma_m, gamma_k, bandwidth, startup = x
@@ -33,11 +46,10 @@ def products(rows: Array, columns: Array, inner: Array, width: int, seconds: Arr
         predicted: Array = startup + np.maximum(arithmetic, nbytes / bandwidth)
         return predicted
 
-    start = (
-        float((flops / seconds).max()), 100.0, 100.0, float((nbytes / seconds).max()), float(seconds.min())
-    )  # fmt: skip
-    names = ("product_flops", "gamma_M", "gamma_K", "memory_bandwidth", "startup_seconds")
-    return _found(names, fit(predict, seconds, start))
+    with np.errstate(over="ignore"):
+        rate, bandwidth = (float((what / seconds).max()) for what in (flops, nbytes))
+    start = (rate, 100.0, 100.0, bandwidth, float(seconds.min()))
+    return named(names, fit(predict, seconds, start))
 
 
 def transfer(group: Array, steps: Array, moved: Array, seconds: Array) -> Found:
@@ -54,9 +66,17 @@ def transfer(group: Array, steps: Array, moved: Array, seconds: Array) -> Found:
         largest = mine & (moved == moved[mine].max())
         best.append(float(np.median((seconds / moved)[largest])))
     beta = float(np.median(best))
-    alpha = fit(lambda x: x[0] * steps + moved * beta, seconds, [float((seconds / steps).min())])
-    return Found({"alpha": alpha.values[0], "beta": beta}, alpha.residual, alpha.n)
+    latency = fit(lambda x: x[0] * steps + moved * beta, seconds, [float((seconds / steps).min())])
+    alpha = latency.values[0]
+    untold = []
+    if float(np.max(alpha * steps / seconds)) < SHARE:
+        untold.append("alpha")
+    if max(float(np.ptp(np.log(seconds[group == p]))) for p in np.unique(group)) < np.log(RISE):
+        untold.append("beta")
+    return Found({"alpha": alpha, "beta": beta}, latency.residual, latency.n, tuple(untold))
 
 
-def _found(names: tuple[str, ...], result: Fit) -> Found:
-    return Found(dict(zip(names, result.values, strict=True)), result.residual, result.n)
+def named(names: Sequence[str], result: Fit) -> Found:
+    """What was found, by the names of the parameters."""
+    values = dict(zip(names, result.values, strict=True))
+    return Found(values, result.residual, result.n, tuple(names[i] for i in result.untold))

@@ -7,6 +7,7 @@ Invariant: whatever is returned is physically possible (positive, finite); every
 
 import difflib
 import math
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
@@ -14,10 +15,13 @@ import msgspec
 
 from ir_schema.base import TIERS
 from ir_schema.diagnostics import DiagnosticError, error
-from ir_schema.hardware import Hardware, Tiers
+from ir_schema.hardware import AlphaBeta, Dispatch, Hardware, Tiers
 
 TRANSFERS = ("collective", "point_to_point", "all_gather", "reduce_scatter")
 """Fields that hold a latency and an inverse bandwidth by tier."""
+
+Value = float | AlphaBeta | None
+"""Of a parameter, alpha and beta of a tier being one; None: not given."""
 
 _POSITIVE = ("peak_flops", "memory_bandwidth", "memory_bytes")
 _NOT_NEGATIVE = (
@@ -98,6 +102,23 @@ def decode_hardware(data: bytes, name: str) -> Hardware:
 def encode_hardware(hardware: Hardware) -> bytes:
     """The file of `hardware`, JSON."""
     return msgspec.json.format(msgspec.json.encode(hardware)) + b"\n"
+
+
+def parameters(hardware: Hardware) -> Iterator[tuple[str, Value]]:
+    """Every parameter of the file with its value, alpha and beta of a tier being one."""
+    for name in hardware.__struct_fields__:
+        value = getattr(hardware, name)
+        if name in TRANSFERS:
+            for tier in TIERS:
+                yield f"{name}.{tier}", value.at(tier) if value is not None else None
+        elif name == "nongemm_reference":
+            yield f"{name}.sequences", value.sequences
+            yield f"{name}.tokens", value.tokens
+        elif name == "dispatch":
+            for kind in Dispatch.__struct_fields__:
+                yield f"{name}.{kind}", None if value is None else getattr(value, kind)
+        elif name != "provenance":
+            yield name, value
 
 
 def impossible_values(hardware: Hardware) -> list[tuple[str, str]]:

@@ -29,14 +29,22 @@ def make_directory(path: Path) -> None:
 
 
 def check_writable(name: str) -> None:
-    """Raise UsageFailure E912 if file `name` would stand in a directory that does not exist."""
+    """Raise UsageFailure E912 if file `name` cannot be written: it is a directory, or would stand in one that
+    does not exist or that nobody may write to."""
+    if name == "-":
+        return
     folder = Path(name).parent
-    if name != "-" and not folder.exists():
+    if not folder.exists():
         raise usage_error(
             "E912",
             f"cannot write `{name}`: there is no directory `{folder}`",
             help=f"`mkdir -p {shlex.quote(str(folder))}` makes it",
         )
+    if Path(name).is_dir():
+        raise usage_error("E912", f"cannot write `{name}`: is a directory")
+    # Files are replaced, which is up to their directory; devices and pipes are not.
+    if not os.access(folder, os.W_OK) and (Path(name).is_file() or not Path(name).exists()):
+        raise usage_error("E912", f"cannot write `{name}`: permission denied in `{folder}`")
 
 
 def check_table(csv_file: str | None, *, as_json: bool) -> None:

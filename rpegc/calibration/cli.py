@@ -35,8 +35,8 @@ def cli() -> None:
     help="Only rows with one of the values, in tables that have the column. [repeatable]",
 )  # fmt: skip
 @click.option("--keep", multiple=True, metavar="PARAMETER", help="Leave a parameter as it is. [repeatable]")
-@click.option("--name", metavar="NAME", help="Name of the result (default: that of --onto).")
-@click.option("--strict", is_flag=True, help="Poor and impossible fits fail, and nothing is written.")
+@click.option("--name", metavar="NAME", help="Name of the machine, if it is another than that of --onto.")
+@click.option("--strict", is_flag=True, help="Findings fail, and nothing is written.")
 @click.option("-o", "--output", default="-", type=click.Path(), help="Where to write it. [default: stdout]")
 @console_options
 def fit_command(
@@ -46,19 +46,18 @@ def fit_command(
     """Fit the parameters that TABLES (CSV) measure: latencies of matrix products, times of collectives,
     bandwidths of messages, times of training iterations. They are told apart by their columns.
 
-    Standard error gets every parameter that was fitted, with the mean relative error of the fit. Exit code 1:
-    unusable tables, or with --strict a poor or impossible fit.
+    Standard error gets every parameter that was fitted, with the mean relative error of the fit, and
+    findings. Exit code 1: unusable tables, or with --strict a finding.
 
     \b
       rpeg-calib fit gemm.csv nccl.csv --where system=h100_sxm --onto h100 -o mine.json
     """
-    import msgspec
-
     from calib.hardware import encode_hardware, load_hardware
     from calib.tables import read_table
+    from rpegc.calibration.draft import judged
     from rpegc.calibration.fitting import refit
     from rpegc.calibration.report import check_kept, show_changes
-    from rpegc.failure import EXIT_INPUT, usage_error
+    from rpegc.failure import EXIT_INPUT, suggestion, usage_error
     from rpegc.stagefiles import check_writable, read_bytes, write_bytes
 
     def chosen() -> dict[str, list[str]]:
@@ -75,17 +74,19 @@ def fit_command(
         base = load_hardware(onto)
         check_kept(base, keep)
         rows = chosen()
-        result = refit(base, [read_table(read_bytes(t), t, rows) for t in tables], keep=keep)
+        read = [read_table(read_bytes(t), t, rows) for t in tables]
+        known = {column for table in read for column in table.rows[0]}
+        for column in rows.keys() - known:
+            help = suggestion(column, known)
+            raise usage_error("E932", f"`--where {column}=...`: no table has the column", help=help)
+        result = refit(base, read, keep=keep, name=name)
         console.say(show_changes(result.changes))
-        console.report(result.findings)
+        if result.untouched:
+            console.say(f"not measured, taken from {onto}: {', '.join(result.untouched)}")
+        console.report(judged(result.findings, strict=strict))
         if strict and result.findings:
             return EXIT_INPUT
-        hardware = result.hardware
-        assert hardware.provenance is not None
-        if name:
-            provenance = msgspec.structs.replace(hardware.provenance, name=name)
-            hardware = msgspec.structs.replace(hardware, provenance=provenance)
-        write_bytes(output, encode_hardware(hardware))
+        write_bytes(output, encode_hardware(result.hardware))
         return 0
 
     return console.guard(work)

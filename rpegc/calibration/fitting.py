@@ -4,38 +4,44 @@ What is derived from fitted parameters follows them: the rate of whole layers, t
 products, and figures between racks, of which there is no table.
 """
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from calib.fits import Found
-from calib.tables import Table, fit_collectives, fit_messages, fit_products
+from calib.tables import Table, fit_collectives, fit_messages, fit_products, mixed
 from ir_schema.base import Tier
 from ir_schema.diagnostics import Diagnostic, DiagnosticError, error
 from ir_schema.hardware import AlphaBeta, Hardware
-from rpegc.calibration.draft import Change, Draft, TransferField
+from rpegc.calibration.draft import BETWEEN, Change, Draft, TransferField, warning
 from rpegc.calibration.operators import fit_iterations, whole_layer_flops
+from rpegc.calibration.sanity import contradictions
 
 RACK_LATENCY = 1.5
 """Latency between racks over that between nodes, for nobody measured it."""
 REFERENCE_HIDDEN = 4096
-BETWEEN = 10
-"""Hidden values that a token moves in the kernels between a layer's products (`nongemm_seconds`)."""
 
 
 class Refit(NamedTuple):
-    """A fitted hardware file, what changed, and what is wrong with it."""
+    """A fitted hardware file, what changed, what of another machine it still has (nothing if it is the same
+    machine), and what is wrong with it."""
 
     hardware: Hardware
     changes: list[Change]
+    untouched: list[str]
     findings: list[Diagnostic]
 
 
-def refit(base: Hardware, tables: Sequence[Table], *, keep: Sequence[str] = ()) -> Refit:
-    """`base` with all parameters that `tables` measure, but those in `keep`.
+def refit(
+    base: Hardware, tables: Sequence[Table], *, keep: Sequence[str] = (), name: str | None = None
+) -> Refit:
+    """`base` with all parameters that `tables` measure, but those in `keep`; as file of another machine if
+    it gets another `name`.
 
     Raises DiagnosticError E941 for measurements that are no positive numbers, or too few.
     """
     draft = Draft(base, keep)
+    wrong = [d for table in tables for d in _of_several(table)]
     order = ("products", "collectives", "messages", "iterations")
     for table in sorted(tables, key=lambda t: order.index(t.kind)):
         try:
@@ -43,7 +49,20 @@ def refit(base: Hardware, tables: Sequence[Table], *, keep: Sequence[str] = ()) 
         except ValueError as exc:
             raise DiagnosticError([error("E941", f"`{table.name}`: {exc}")]) from exc
     _derive(draft)
-    return Refit(draft.hardware, draft.changes, draft.findings())
+    findings = [*wrong, *draft.findings(), *contradictions(draft.hardware, draft.changes)]
+    untouched = draft.own() if name not in (None, draft.provenance.name) else []
+    # How far whole predictions were off says nothing of other parameters.
+    draft.describe(name=name or draft.provenance.name, spread={})
+    return Refit(draft.hardware, draft.changes, untouched, findings)
+
+
+def _of_several(table: Table) -> Iterator[Diagnostic]:
+    """W946 for a table whose chosen rows are not of one machine."""
+    for column, values in mixed(table):
+        some = ", ".join(values[:4]) + (" ..." if len(values) > 4 else "")
+        text = f"the chosen rows of `{table.name}` have {len(values)} values of {column} ({some})"
+        help = f"choose those of one machine: `--where {shlex.quote(f'{column}={values[0]}')}`"
+        yield warning("W946", text, help)
 
 
 def _add(draft: Draft, table: Table) -> None:
@@ -61,13 +80,14 @@ def _add(draft: Draft, table: Table) -> None:
 
 def _values(draft: Draft, found: Found, source: str) -> None:
     for name, value in found.values.items():
-        draft.set(name, value, found.residual, found.n, source)
+        draft.set(name, value, found.residual, found.n, source, told=name not in found.untold)
 
 
 def _tier(draft: Draft, field: TransferField, tier: Tier, found: Found, table: Table) -> None:
     alpha, beta = found.values["alpha"], found.values["beta"]
     text = f"bandwidth of the largest transfers, then the latency fitted: {found.n} of the {_told(table)}"
-    draft.link(field, tier, AlphaBeta(alpha=alpha, beta=beta), found.residual, found.n, text)
+    link = AlphaBeta(alpha=alpha, beta=beta)
+    draft.link(field, tier, link, found.residual, found.n, text, untold=found.untold)
     if tier == "inter":
         rack = AlphaBeta(alpha=RACK_LATENCY * alpha, beta=beta)
         source = f"as between nodes, at {RACK_LATENCY} times the latency: an assumption"

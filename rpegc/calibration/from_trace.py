@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from calib.fits import RISE
 from ir_schema.base import TIERS, Role, Tier
 from ir_schema.device import joint_tier
 from ir_schema.diagnostics import Diagnostic, DiagnosticError, error
@@ -31,18 +32,16 @@ from ir_schema.trace import (
     Part,
     read_events,
 )
-from rpegc.calibration.draft import Change, Draft, replace, warning
+from rpegc.calibration.draft import Change, Draft, warning
 from rpegc.calibration.parts import Curve, fit_operators, fit_transfers, spread_of
 from rpegc.calibration.samples import model_id, typical
+from rpegc.calibration.sanity import contradictions
 from rpegc.failure import usage_error
 from rpegc.stagefiles import read_bytes, reason
 
 WARM = 2
 """Steps at the beginning of a run that are not counted: memory is allocated, connections are made."""
 
-
-RISE = 4.0
-"""Messages tell a bandwidth if the longest takes so many times the shortest: else all is latency."""
 _DISPATCH: dict[Role, str] = {
     "generation": "dispatch.decoding",
     "inference": "dispatch.forward",
@@ -211,17 +210,16 @@ def recalibrate(
         start[parameter] = getattr(base.dispatch, parameter.partition(".")[2]) or _START
     seconds = np.array([typical(o.seconds) for o in found.operators])
     fitted = fit_operators(draft, [o.case for o in found.operators], seconds, start)
-    findings += [*fitted.findings, *draft.findings()]
+    findings += [*fitted.findings, *draft.findings(), *contradictions(draft.hardware, draft.changes)]
     spread: dict[Measured, float] = spread_of([c for c in fitted.curves if len(c.size) >= ENOUGH])
     if told_by := [c.spread for c in curves if len(c.size) >= ENOUGH]:
         spread["transfers"] = max(told_by)
-    p = draft.hardware.provenance
-    assert p is not None
-    provenance = replace(
-        p, name=name, spread=p.spread | spread, notes=f"{p.notes}; {told}" if p.notes else told,
+    p = draft.provenance
+    draft.describe(
+        name=name, spread=p.spread | spread, notes=f"{p.notes}; {told}" if p.notes else told,
         models=tuple(sorted({*p.models, *(model_id(o.case.model) for o in found.operators)})),
     )  # fmt: skip
-    return Recalibrated(replace(draft.hardware, provenance=provenance), draft.changes, findings)
+    return Recalibrated(draft.hardware, draft.changes, findings)
 
 
 def _nodes(lines: Iterable[Line], header: Header) -> dict[tuple[int, int], _Node]:

@@ -34,6 +34,7 @@ def from_trace_command(
     from pathlib import Path
 
     from calib.hardware import encode_hardware, load_hardware
+    from rpegc.calibration.draft import judged
     from rpegc.calibration.from_trace import findings, read_plan, read_run, recalibrate, traced
     from rpegc.calibration.report import check_kept, show_changes
     from rpegc.failure import EXIT_INPUT
@@ -52,7 +53,7 @@ def from_trace_command(
         for why, count in found.left_out.most_common():
             console.say(f"{count} not counted: {why}")
         wrong = [*findings(lines), *result.findings]
-        console.report(wrong)
+        console.report(judged(wrong, strict=strict))
         if strict and wrong:
             return EXIT_INPUT
         write_bytes(output, encode_hardware(result.hardware))

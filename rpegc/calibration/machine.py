@@ -5,7 +5,8 @@ framework takes for an operation, what scores move, and what messages take longe
 is fitted to all operators at once, everything else being as measured. Times are medians of repetitions.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -14,12 +15,12 @@ from calib.fitting import Array
 from ir_schema.base import TIERS
 from ir_schema.diagnostics import Diagnostic
 from ir_schema.hardware import Hardware, Measured, NonGemmReference, Provenance
-from ir_schema.samples import Samples
-from rpegc.calibration.draft import Change, Draft, TransferField, digits, replace
+from ir_schema.samples import CopySample, LayerSample, ProductSample, Samples
+from rpegc.calibration.draft import Change, Draft, TransferField, digits, replace, warning
 from rpegc.calibration.operators import forward_flops
 from rpegc.calibration.parts import ROLES, Curve, Fitted, fit_operators, fit_transfers, missed, spread_of
 from rpegc.calibration.samples import model_id, typical
-from rpegc.calibration.sanity import faults, sweep_faults
+from rpegc.calibration.sanity import contradictions, disturbances, sweep_faults
 
 FIELDS: dict[str, TransferField] = {
     "all_reduce": "collective",
@@ -38,6 +39,8 @@ _TOGETHER = {"wakeup_seconds": 5e-4}
 """what those of several show,"""
 _SHARING = {"contention": 0.1, "message_work": 0.5}
 """and what they show where they share processors."""
+
+_Kernel = TypeVar("_Kernel", ProductSample, CopySample, LayerSample)
 
 
 class Calibrated(NamedTuple):
@@ -64,51 +67,27 @@ def calibrate(samples: Samples, base: Hardware, name: str) -> Calibrated:
 class _Machine:
     def __init__(self, samples: Samples, base: Hardware, name: str) -> None:
         self.samples, self.base, self.name = samples, base, name
-        self.draft = Draft(_described(samples, base, name))
+        self.draft = Draft(base)
+        self.draft.hardware = _described(samples, base, name)
         self.findings: list[Diagnostic] = []
         self.curves: list[Curve] = []
         self.spread: dict[Measured, float] = {}
         self.gpu = samples.environment.accelerator is not None
-        used = sorted({p.workers for p in samples.products} | {c.workers for c in samples.copies})
-        self.alone = used[0] if used else 1
-        """Of how many workers at once the kernels are that count: the fewest."""
 
     # Kernels -----------------------------------------------------------------------------------------
 
     def kernels(self) -> None:
         """F of products, gamma_M, gamma_K, the start-up of a kernel; BW_mem; c_ng."""
-        found = [p for p in self.samples.products if p.workers == self.alone]
-        if found:
-            rows, columns, inner = (
-                np.array([getattr(p, side) for p in found], float) for side in ("rows", "columns", "inner")
-            )
-            seconds = np.array([typical(p.seconds) for p in found])
-            self.findings += sweep_faults("matrix products", rows * columns * inner, seconds)
-            try:
-                fitted = products(rows, columns, inner, found[0].width, seconds)
-            except (ValueError, np.linalg.LinAlgError) as exc:
-                self.missed("matrix products", exc)
-            else:
-                source = f"fit to {fitted.n} matrix products of {_workers(self.alone)}"
-                for parameter in ("product_flops", "gamma_M", "gamma_K", "startup_seconds"):
-                    self.draft.set(parameter, fitted.values[parameter], fitted.residual, fitted.n, source)
-                self.curves += _product_curves(rows, columns, inner, seconds, fitted.values, found[0].width)
-                for parameter in ("kernel_seconds", "launch_seconds"):
-                    self.draft.set(parameter, 0.0, None, 0, "what an operation takes is in dispatch")
-        else:
-            self.missed("matrix products")
-        copies = [c for c in self.samples.copies if c.workers == self.alone]
-        if copies:
+        self._products(_alone(self.samples.products))
+        if copies := _alone(self.samples.copies):
             rates = [c.nbytes / typical(c.seconds) for c in copies]
-            off = np.concatenate([np.array(c.seconds) / typical(c.seconds) - 1 for c in copies])
+            off = np.concatenate([np.abs(np.array(c.seconds) / typical(c.seconds) - 1) for c in copies])
             source = f"median of {len(off)} copies of {copies[0].nbytes} bytes, read and written"
-            self.draft.set(
-                "memory_bandwidth", float(np.median(rates)), float(np.abs(off).mean()), len(off), source
-            )
+            rate, usual = float(np.median(rates)), float(np.median(off))
+            self.draft.set("memory_bandwidth", rate, usual, len(off), source)
         else:
             self.missed("copies")
-        rests = [s for s in self.samples.layers if s.workers == self.alone]
-        if rests:
+        if rests := _alone(self.samples.layers):
             rest = rests[0]
             shape = NonGemmReference(sequences=float(rest.sequences), tokens=float(rest.tokens))
             self.draft.hardware = replace(self.draft.hardware, nongemm_reference=shape)
@@ -117,6 +96,33 @@ class _Machine:
                 f"sequences of {rest.tokens} tokens at hidden {rest.hidden}"
             )
             self.draft.set("nongemm_seconds", typical(rest.seconds), None, len(rest.seconds), source)
+        else:
+            self.missed("norms and residual sums of a layer")
+
+    def _products(self, found: Sequence[ProductSample]) -> None:
+        if not found:
+            self.missed("matrix products")
+            return
+        rows, columns, inner, width = (
+            np.array([getattr(p, side) for p in found], float)
+            for side in ("rows", "columns", "inner", "width")
+        )
+        seconds = np.array([typical(p.seconds) for p in found])
+        self.findings += sweep_faults("matrix products", rows * columns * inner, seconds)
+        try:
+            fitted = products(rows, columns, inner, width, seconds)
+        except (ValueError, np.linalg.LinAlgError) as exc:
+            self.missed("matrix products", exc)
+            return
+        source = f"fit to {fitted.n} matrix products of {_workers(found[0].workers)}"
+        for parameter in ("product_flops", "gamma_M", "gamma_K", "startup_seconds"):
+            self.draft.set(
+                parameter, fitted.values[parameter], fitted.residual, fitted.n, source,
+                told=parameter not in fitted.untold,
+            )  # fmt: skip
+        self.curves += _product_curves(rows, columns, inner, seconds, fitted.values, width)
+        for parameter in ("kernel_seconds", "launch_seconds"):
+            self.draft.set(parameter, 0.0, None, 0, "what an operation takes is in dispatch")
 
     # Memory and processors ---------------------------------------------------------------------------
 
@@ -130,12 +136,17 @@ class _Machine:
             o.process_bytes - o.tensor_bytes for o in self.samples.operators if o.process_bytes is not None
         ]
         held = max([memory.idle_bytes, *beyond])
+        if held >= memory.total_bytes:
+            text = f"a process occupied {held} bytes beyond tensors, a worker has {memory.total_bytes}"
+            help = "look at units, or measure with fewer workers; both figures are as in the base"
+            self.findings.append(warning("W942", text, help))
+            return
         self.draft.set("memory_bytes", memory.total_bytes, None, 1, "what the system says, in equal parts")
         source = (
             f"{memory.idle_bytes} bytes of a process without a model, and at most {held} beyond the live "
             f"tensors of {len(beyond)} operators"
         )
-        self.draft.set("runtime_reserve", held / max(memory.total_bytes, 1), None, 1 + len(beyond), source)
+        self.draft.set("runtime_reserve", held / memory.total_bytes, None, 1 + len(beyond), source)
 
     def node(self) -> None:
         """The processors that workers share."""
@@ -153,7 +164,7 @@ class _Machine:
             if o.case.role == "inference" and o.case.placement.layout.gpus == 1
         ]  # fmt: skip
         if not forwards:
-            self.missed("a forward pass on one worker")
+            self.missed("forward pass on one worker")
             return
         largest = max(forwards, key=lambda o: forward_flops(o.case))
         h, case = self.draft.hardware, largest.case
@@ -171,11 +182,19 @@ class _Machine:
 
     def transfers(self) -> None:
         """alpha and beta by primitive and tier."""
+        workers = self.samples.environment.workers
+        reached = {s.tier for s in self.samples.transfers}
+        if max(workers) > 1:
+            reached.add("intra")
+        if len(workers) > 1 and reached <= {"intra"}:
+            self.missed("communication between nodes")
         for primitive, field in FIELDS.items():
             for tier in TIERS:
                 found = [s for s in self.samples.transfers if (s.primitive, s.tier) == (primitive, tier)]
                 if found:
                     self.take(fit_transfers(self.draft, field, tier, found, gpu=self.gpu))
+                elif tier in reached:
+                    self.missed(f"{primitive.replace('_', '-')} at tier {tier}")
 
     # Operators ---------------------------------------------------------------------------------------
 
@@ -210,22 +229,14 @@ class _Machine:
 
     def result(self) -> Calibrated:
         """Everything together."""
+        untouched = self.draft.own()
+        self.draft.describe(spread=self.spread)
         hardware, changes = self.draft.hardware, self.draft.changes
-        measured = {c.parameter for c in changes}
-        assert hardware.provenance is not None
-        sources = dict(hardware.provenance.sources)
-        base = self.base.provenance.name if self.base.provenance else "the base"
-        untouched = [n for n in _parameters(hardware) if n not in measured]
-        for parameter in untouched:
-            sources[parameter] = f"not measured, that of {base}: {sources.get(parameter, 'unknown')}"
-        provenance = replace(
-            hardware.provenance,
-            sources=sources,
-            spread=self.spread,
-            residuals={k: v for k, v in hardware.provenance.residuals.items() if k in measured},
-        )
-        findings = [*self.findings, *self.draft.findings(), *faults(self.samples, hardware, changes)]
-        return Calibrated(replace(hardware, provenance=provenance), changes, untouched, findings, self.curves)
+        findings = [
+            *self.findings, *self.draft.findings(), *contradictions(hardware, changes),
+            *disturbances(self.samples, hardware),
+        ]  # fmt: skip
+        return Calibrated(hardware, changes, untouched, findings, self.curves)
 
 
 def _described(samples: Samples, base: Hardware, name: str) -> Hardware:
@@ -263,11 +274,10 @@ def _medians(samples: Samples) -> dict[str, float]:
     return told
 
 
-def _parameters(hardware: Hardware) -> list[str]:
-    from rpegc.calibration.report import parameters
-
-    given = [n for n, value in parameters(hardware) if value is not None]
-    return [n for n in given if not n.startswith("nongemm_reference")]
+def _alone(samples: Sequence[_Kernel]) -> list[_Kernel]:
+    """Those of the fewest workers at once: they share least."""
+    fewest = min((s.workers for s in samples), default=1)
+    return [s for s in samples if s.workers == fewest]
 
 
 def _workers(count: int) -> str:
@@ -275,7 +285,7 @@ def _workers(count: int) -> str:
 
 
 def _product_curves(
-    rows: Array, columns: Array, inner: Array, seconds: Array, values: dict[str, float], width: int
+    rows: Array, columns: Array, inner: Array, seconds: Array, values: dict[str, float], width: Array
 ) -> list[Curve]:
     narrow = np.minimum(columns, inner)
     arithmetic = 2 * rows * columns * inner / values["product_flops"]

@@ -6,8 +6,9 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from calib.fits import Found
+from calib.fits import Found, named
 from calib.fitting import Array, fit
+from calib.hardware import load_hardware
 from calib.tables import COLUMNS, Row, Table
 from ir_schema.device import DeviceSpace
 from ir_schema.hardware import Hardware
@@ -16,6 +17,8 @@ from ir_schema.problem import Graph, Options, Placement, Problem, Vertex, Worklo
 from ir_schema.samples import OperatorCase
 from passes.cost import parameters
 from passes.cost.megatron import MegatronCost
+from passes.magnitudes import check_magnitudes
+from passes.verify import check_heads, check_sizes
 
 NODE = 8
 """GPUs of a node of the machines that the tables are about."""
@@ -25,12 +28,50 @@ VOCABULARY = 51200
 
 def alone(case: OperatorCase, hardware: Hardware, space: DeviceSpace) -> tuple[MegatronCost, Vertex]:
     """The cost model of a machine that runs nothing but `case`, and the operator's vertex."""
+    problem, vertex = _problem(case, hardware, space)
+    return MegatronCost(problem), vertex
+
+
+def _problem(case: OperatorCase, hardware: Hardware, space: DeviceSpace) -> tuple[Problem, Vertex]:
     vertex = Vertex(name="operator", role=case.role, model="model", reads=(), writes=())
     problem = Problem(
         options=Options(), workload=case.workload, models={"model": case.model}, hardware=hardware,
         device_space=space, graph=Graph(vertices=(vertex,)),
     )  # fmt: skip
-    return MegatronCost(problem), vertex
+    return problem, vertex
+
+
+@cache
+def _any_hardware() -> Hardware:
+    """One that is possible, for checks that have nothing to do with it."""
+    return load_hardware("h100")
+
+
+def impossible_case(case: OperatorCase) -> list[str]:
+    """Why nothing can run, or be predicted of, the operator: one sentence each, the first of them at least
+    if there is any."""
+    m, w, p = case.model, case.workload, case.placement
+    problem, _ = _problem(case, _any_hardware(), p.extent)
+    found = list(check_sizes(problem)) or [*check_heads(problem), *check_magnitudes(problem)]
+    if found:
+        return [f"{d.message}: {d.help}" for d in found]
+    degrees = (p.data_parallel, p.pipeline_parallel, p.tensor_parallel, p.context_parallel, p.expert_parallel)
+    if min(*degrees, p.microbatches, p.waves) < 1:
+        return [f"degrees {list(degrees)}, {p.microbatches} microbatches and {p.waves} waves, of 1 at least"]
+    reasons = []
+    if p.pipeline_parallel > m.layers:
+        reasons.append(f"{p.pipeline_parallel} pipeline stages for {m.layers} layers")
+    if m.attention_heads % p.tensor_parallel:
+        reasons.append(f"{m.attention_heads} attention heads on {p.tensor_parallel} tensor ranks")
+    minibatches = w.minibatches if case.role == "training" else 1
+    if w.sequences < p.data_parallel * minibatches * p.microbatches * p.waves:
+        reasons.append(
+            f"{w.sequences} sequences for {p.data_parallel} replicas, {minibatches} minibatches, "
+            f"{p.microbatches} microbatches and {p.waves} waves"
+        )
+    if case.role == "generation" and not m.has_lm_head:
+        reasons.append("a generation by a model without vocabulary head")
+    return reasons
 
 
 def operator_seconds(case: OperatorCase, hardware: Hardware, space: DeviceSpace) -> float:
@@ -82,23 +123,34 @@ def gpt(hidden: int, layers: int, heads: int, vocabulary: int, positions: int) -
 
 def iteration(row: Row) -> OperatorCase:
     """A training iteration with the layout and microbatch size `mbs` of the row. Raises ValueError for what
-    is no number, KeyError for a missing column."""
+    is no whole number or cannot run, KeyError for a missing column."""
     hidden, layers, heads, length, gbs, mbs, dp, pp, tp = (
-        int(float(row[name]))
+        _whole(name, row[name])
         for name in ("hidden", "layers", "heads", "seq_len", "gbs", "mbs", "dp", "pp", "tp")
     )
-    if min(hidden, layers, heads, length, gbs, mbs, dp, pp, tp) < 1 or gbs < dp * mbs:
-        raise ValueError(
-            f"an iteration of {gbs} sequences in microbatches of {mbs} on {dp} x {pp} x {tp} GPUs"
-        )
-    vocabulary = int(float(row.get("vocab", "").split(" ")[0] or VOCABULARY))
-    return OperatorCase(
+    if min(dp, mbs) < 1 or gbs % (dp * mbs):
+        raise ValueError(f"{gbs} sequences are no whole number of microbatches of {mbs} on {dp} replicas")
+    vocabulary = _whole("vocab", row.get("vocab", "").split(" ")[0] or str(VOCABULARY))
+    case = OperatorCase(
         role="training",
         model=gpt(hidden, layers, heads, vocabulary, length),
         # All logits but the first token's are computed.
         workload=Workload(prompts=gbs, rollouts=1, prompt_length=1, response_length=length - 1),
         placement=place((dp, pp, tp), gbs // (dp * mbs)),
     )
+    if reasons := impossible_case(case):
+        raise ValueError(reasons[0])
+    return case
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not value.is_integer():
+        raise ValueError(f"{name} = {text!r} is no whole number")
+    return int(value)
 
 
 def place(layout: tuple[int, int, int], microbatches: int, expert_parallel: int = 1) -> Placement:
@@ -110,12 +162,21 @@ def place(layout: tuple[int, int, int], microbatches: int, expert_parallel: int 
     )  # fmt: skip
 
 
+_ITERATIONS = {"launch_seconds": 1e-4, "score_bytes": 10.0}
+"""What training iterations tell, and from where it is sought."""
+
+
 def fit_iterations(table: Table, hardware: Hardware) -> Found:
     """`launch_seconds` and `score_bytes` with which `hardware` predicts the table's iterations best."""
     for column in COLUMNS["iterations"]:
         table.numbers(column)
     measured = table.numbers("iter_time_ms") * 1e-3
-    cases = [iteration(row) for row in table.rows]
+    cases = []
+    for i, row in enumerate(table.rows, 1):
+        try:
+            cases.append(iteration(row))
+        except ValueError as exc:
+            raise ValueError(f"chosen row {i}: {exc}") from exc
 
     def predict(x: Array) -> Array:
         launch, score = map(float, x)
@@ -125,10 +186,10 @@ def fit_iterations(table: Table, hardware: Hardware) -> Found:
         spaces = (nodes_for(c.placement.layout.gpus) for c in cases)
         return np.array([operator_seconds(c, tried, s) for c, s in zip(cases, spaces, strict=True)])
 
-    result = fit(predict, measured, (1e-4, 10.0), rounds=12)
-    return Found(
-        dict(zip(("launch_seconds", "score_bytes"), result.values, strict=True)), result.residual, result.n
-    )
+    if len(cases) <= len(_ITERATIONS):
+        raise ValueError(f"{len(cases)} iterations, and more than {len(_ITERATIONS)} are wanted")
+    result = fit(predict, measured, tuple(_ITERATIONS.values()), rounds=12)
+    return named(tuple(_ITERATIONS), result)
 
 
 def whole_layer_flops(hardware: Hardware) -> float:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calib.fits import transfer
+from calib.fits import named, transfer
 from calib.fitting import Array, fit
 from ir_schema.base import Role, Tier
 from ir_schema.diagnostics import Diagnostic
@@ -47,7 +47,8 @@ class Fitted(NamedTuple):
 def missed(what: str, why: Exception | None = None) -> Diagnostic:
     """Something was not measured, or cannot be fitted."""
     said = f"{what} cannot be fitted ({why})" if why else f"the samples have no {what}"
-    return warning("W943", f"{said}: what they tell is as in the base")
+    help = "`rpeg-calib run` measures all that it can reach"
+    return warning("W943", f"{said}: what they would tell is as in the base", help)
 
 
 def fit_transfers(
@@ -74,7 +75,7 @@ def fit_transfers(
         return Fitted([], [*findings, missed(what, exc)])
     link = AlphaBeta(alpha=fitted.values["alpha"], beta=fitted.values["beta"])
     source = f"bandwidth of the largest transfers, then the latency fitted: {fitted.n} of {what}"
-    draft.link(field, tier, link, fitted.residual, fitted.n, source)
+    draft.link(field, tier, link, fitted.residual, fitted.n, source, untold=fitted.untold)
     curves = []
     for p in np.unique(group):
         mine = group == p
@@ -97,13 +98,14 @@ def fit_operators(
         return np.array([predict(case, hardware).seconds for case in cases])
 
     try:
-        fitted = fit(told, measured, tuple(sought.values()), rounds=_ROUNDS)
+        fitted = named(tuple(sought), fit(told, measured, tuple(sought.values()), rounds=_ROUNDS))
     except (ValueError, np.linalg.LinAlgError) as exc:
         return Fitted([], [missed("operators", exc)])
     source = f"fit to {fitted.n} operators, all other parameters as they are here"
-    for parameter, value in zip(sought, fitted.values, strict=True):
-        draft.set(parameter, value, fitted.residual, fitted.n, source)
-    roles, finally_told = np.array([c.role for c in cases]), told(np.array(fitted.values))
+    for parameter, value in fitted.values.items():
+        is_told = parameter not in fitted.untold
+        draft.set(parameter, value, fitted.residual, fitted.n, source, told=is_told)
+    roles, finally_told = np.array([c.role for c in cases]), told(np.array(list(fitted.values.values())))
     curves = []
     for role in ROLES:
         mine = roles == role

@@ -1,16 +1,13 @@
 """Hardware files, and what changes in them, as people read them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from calib.hardware import TRANSFERS
-from ir_schema.base import TIERS
-from ir_schema.hardware import AlphaBeta, Dispatch, Hardware
+from calib.hardware import Value, parameters
+from ir_schema.hardware import AlphaBeta, Hardware
 from rpegc.calibration.draft import Change
 from rpegc.failure import suggestion, usage_error
 from rpegc.table import duration, size, table
-
-Value = float | AlphaBeta | None
 
 UNITS = {
     "peak_flops": "flops",
@@ -34,23 +31,6 @@ class Difference(NamedTuple):
     parameter: str
     before: Value
     after: Value
-
-
-def parameters(hardware: Hardware) -> Iterator[tuple[str, Value]]:
-    """Every parameter of the file with its value, alpha and beta of a tier being one."""
-    for name in hardware.__struct_fields__:
-        value = getattr(hardware, name)
-        if name in TRANSFERS:
-            for tier in TIERS:
-                yield f"{name}.{tier}", value.at(tier) if value is not None else None
-        elif name == "nongemm_reference":
-            yield f"{name}.sequences", value.sequences
-            yield f"{name}.tokens", value.tokens
-        elif name == "dispatch":
-            for kind in Dispatch.__struct_fields__:
-                yield f"{name}.{kind}", None if value is None else getattr(value, kind)
-        elif name != "provenance":
-            yield name, value
 
 
 def check_kept(hardware: Hardware, keep: Sequence[str]) -> None:

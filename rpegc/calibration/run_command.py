@@ -22,7 +22,7 @@ from rpegc.cli.console import HELP_OPTIONS, Console, console_options
 )  # fmt: skip
 @click.option("--name", metavar="NAME", help="Name of the result. [default: that of the file]")
 @click.option("--plots", metavar="DIR", type=click.Path(file_okay=False), help="Draw every fit here.")
-@click.option("--strict", is_flag=True, help="Poor and impossible fits fail, and nothing is written.")
+@click.option("--strict", is_flag=True, help="Findings fail, and nothing is written.")
 @console_options
 def run_command(
     *, console: Console, output: str, samples: str | None, keep_samples: str | None,
@@ -47,11 +47,12 @@ def run_command(
 
     from calib.hardware import encode_hardware, load_hardware
     from rpegc.calibration.bench import measure, serves
+    from rpegc.calibration.draft import judged
     from rpegc.calibration.machine import calibrate
     from rpegc.calibration.pictures import check_pictures, draw
     from rpegc.calibration.report import show_changes
     from rpegc.calibration.samples import load_samples
-    from rpegc.calibration.verdict import default_base, verdict
+    from rpegc.calibration.verdict import lent, verdict
     from rpegc.failure import EXIT_INPUT, usage_error
     from rpegc.stagefiles import check_writable, write_bytes
 
@@ -73,10 +74,10 @@ def run_command(
                 if serves():
                     return 0
             found = load_samples(measured)
-        base = given or load_hardware(default_base(found.environment))
+        base = given or lent(found.environment)
         result = calibrate(found, base, name or Path(output).name.removesuffix(".json"))
         console.say(show_changes(result.changes))
-        console.report(result.findings)
+        console.report(judged(result.findings, strict=strict))
         console.say(verdict(found, base, result))
         if plots is not None:
             draw(plots, result.curves)

@@ -2,21 +2,33 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
+from ir_schema.base import Record
 from ir_schema.diagnostics import DiagnosticError, error
 from ir_schema.envelope import canonical
 from ir_schema.model import ModelSpec
 from ir_schema.samples import Samples, SamplesError, decode_samples
+from rpegc.calibration.operators import impossible_case
 from rpegc.stagefiles import read_bytes
+
+_MOST = 2**60
+_COUNTS: dict[str, tuple[str, ...]] = {
+    "products": ("rows", "columns", "inner", "width", "workers"),
+    "copies": ("nbytes", "workers"),
+    "layers": ("hidden", "width", "sequences", "tokens", "workers"),
+    "transfers": ("participants", "per_node", "nbytes"),
+    "operators": ("tensor_bytes",),
+}
+"""Fields by part of a sample file that are counts, and as such at least 1."""
 
 
 def load_samples(name: str) -> Samples:
     """The sample file `name`, `-` being standard input.
 
-    Raises UsageFailure E911 (unreadable) or DiagnosticError E951 (no sample file, or a time that is no
-    positive number).
+    Raises UsageFailure E911 (unreadable) or DiagnosticError E951 (no sample file, or it has a time, a count
+    or an operator that cannot be).
     """
     data = read_bytes(name)
     try:
@@ -25,12 +37,47 @@ def load_samples(name: str) -> Samples:
         raise DiagnosticError(
             [error("E951", f"`{name}`: {exc}", help="`rpeg-rt bench` writes sample files")]
         ) from exc
-    for kind in ("products", "copies", "layers", "transfers", "operators"):
-        for i, sample in enumerate(getattr(samples, kind)):
-            if not sample.seconds or not all(0 < s < math.inf for s in sample.seconds):
-                said = f"`{name}`: {kind}[{i}] has seconds {list(sample.seconds)}"
-                raise DiagnosticError([error("E951", said, help="every repetition takes a positive time")])
+    found = list(impossible(samples))
+    if found:
+        more = f", and {len(found) - 1} more of such kind" if len(found) > 1 else ""
+        help = "times are positive, counts at least 1, and operators fit their workers"
+        raise DiagnosticError([error("E951", f"`{name}`: {found[0]}{more}", help=help)])
     return samples
+
+
+def impossible(samples: Samples) -> Iterator[str]:
+    """What of the samples cannot be, whatever the machine: where it stands, and what it says."""
+    e, memory = samples.environment, samples.memory
+    yield from _counted("environment", e, ("processors", "threads"))
+    if not e.workers or len(e.workers) != len(e.machines) or min(e.workers) < 1:
+        yield f"environment has workers {list(e.workers)} on {len(e.machines)} machines"
+    if memory is not None:
+        yield from _counted("memory", memory, ("total_bytes",))
+        if memory.idle_bytes < 0:
+            yield f"memory has idle_bytes = {memory.idle_bytes}"
+    for kind, fields in _COUNTS.items():
+        for i, sample in enumerate(getattr(samples, kind)):
+            yield from _counted(f"{kind}[{i}]", sample, fields)
+            if not sample.seconds or not all(0 < s < math.inf for s in sample.seconds):
+                yield f"{kind}[{i}] has seconds {list(sample.seconds)}"
+    for i, t in enumerate(samples.transfers):
+        pair = t.primitive == "point_to_point"
+        if not t.per_node <= t.participants or t.participants < 2 or (pair and t.participants != 2):
+            yield f"transfers[{i}] is a {t.primitive} of {t.participants} workers, {t.per_node} of a node"
+    for i, o in enumerate(samples.operators):
+        if o.process_bytes is not None and o.process_bytes < 1:
+            yield f"operators[{i}] has process_bytes = {o.process_bytes}"
+        for reason in impossible_case(o.case):
+            yield f"operators[{i}]: {reason}"
+        needed, there = o.case.placement.layout.gpus, o.case.placement.allocation.gpus
+        if needed != there:
+            yield f"operators[{i}]: a layout of {needed} workers on an allocation of {there}"
+
+
+def _counted(where: str, record: Record, fields: Iterable[str]) -> Iterator[str]:
+    for field in fields:
+        if not 1 <= getattr(record, field) <= _MOST:
+            yield f"{where} has {field} = {getattr(record, field)}"
 
 
 def typical(seconds: Sequence[float]) -> float:

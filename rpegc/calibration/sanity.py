@@ -1,21 +1,33 @@
-"""What no machine measures: sweeps in which size does not matter, and values that no machine has."""
+"""What no machine measures: sweeps in which size does not matter, values that no machine has, by themselves
+or together, and repetitions that have little in common."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from calib.fitting import Array
+from calib.hardware import TRANSFERS
+from ir_schema.base import TIERS
 from ir_schema.diagnostics import Diagnostic
 from ir_schema.hardware import AlphaBeta, Hardware
 from ir_schema.samples import Samples
-from rpegc.calibration.draft import Change, warning
+from rpegc.calibration.draft import BETWEEN, Change, percent, warning
+from rpegc.calibration.samples import typical
+from rpegc.table import duration
 
 _WIDE, _RISE = 64.0, 1.2
 """In a sweep over so wide a range of sizes, the largest third takes at least so many times the smallest."""
 _UNSTEADY = 0.5
 """Spread of repetitions (quartiles) over their median, in the median sample, from which on it is told."""
-_FASTER = 1.5
-"""Whole layers over products alone: more cannot be."""
+_FEWEST = 3
+"""Repetitions of which a median says something."""
+_FASTER, _SLOWER = 1.5, 10.0
+"""Whole layers over products alone, and products over layers: more cannot be."""
+_ALIKE = 4.0
+"""Bandwidths of two collectives over the same links differ by less, even if a switch reduces."""
+_UNFUSED = 10.0
+"""Traffic of norms and sums over that of copies, and on processors the other way round."""
+_UNITS = "look at units and columns: times are in seconds, sizes in bytes"
 
 PLAUSIBLE: dict[str, tuple[float, float]] = {
     "product_flops": (1e9, 1e16),
@@ -56,34 +68,91 @@ def implausible(parameter: str, value: float | AlphaBeta) -> str | None:
 
 
 def sweep_faults(what: str, size: Array, seconds: Array) -> Iterator[Diagnostic]:
-    """W942 where times have nothing to do with sizes."""
+    """W942 where times have nothing to do with sizes: neither the largest third nor the largest takes longer
+    than the smallest third."""
     if len(size) < 3 or size.max() < _WIDE * size.min():
         return
     third = -(-len(size) // 3)
     ordered = seconds[np.argsort(size)]
-    if np.median(ordered[-third:]) < _RISE * np.median(ordered[:third]):
-        yield warning("W942", f"{what} do not take longer where they are larger")
-
-
-def faults(samples: Samples, hardware: Hardware, changes: Iterable[Change]) -> Iterator[Diagnostic]:
-    """W942 for every measured value that no machine has, W944 where repetitions differ too much."""
-    fitted = set()
-    for change in changes:
-        fitted.add(change.parameter)
-        if text := implausible(change.parameter, change.after):
-            yield warning("W942", text)
-    if {"peak_flops", "product_flops"} <= fitted and hardware.peak_flops > _FASTER * hardware.product_flops:
-        yield warning(
-            "W942",
-            f"whole layers run at {hardware.peak_flops:.3g} FLOP/s and their products alone at "
-            f"{hardware.product_flops:.3g}",
+    small = float(np.median(ordered[:third]))
+    large = max(float(np.median(ordered[-third:])), float(np.median(seconds[size == size.max()])))
+    if large < _RISE * small:
+        text = (
+            f"{what} do not take longer where they are larger: {duration(large)} where largest, "
+            f"{duration(small)} where smallest"
         )
-    for kind in ("products", "transfers", "operators"):
-        spreads = [_spread(s.seconds) for s in getattr(samples, kind)]
-        if spreads and float(np.median(spreads)) > _UNSTEADY:
-            share = 100 * float(np.median(spreads))
-            text = f"half of the {len(spreads)} {kind} spread by more than {share:.0f} % of their median"
-            yield warning("W944", text)
+        yield warning("W942", text, "something else took that time: look at units and columns, measure again")
+
+
+def contradictions(hardware: Hardware, changes: Iterable[Change]) -> Iterator[Diagnostic]:
+    """W942 for every measured value that no machine has, and for two that no machine has together."""
+    fitted = {}
+    for change in changes:
+        if isinstance(change.after, AlphaBeta) and change.residual is None:
+            continue  # as another tier, of which it is said
+        fitted[change.parameter] = change.after
+        if text := implausible(change.parameter, change.after):
+            yield warning("W942", text, _UNITS)
+    if {"peak_flops", "product_flops"} <= fitted.keys():
+        whole, products = hardware.peak_flops, hardware.product_flops
+        if not products / _SLOWER <= whole <= products * _FASTER:
+            text = f"whole layers run at {whole:.3g} FLOP/s and their products alone at {products:.3g}"
+            yield warning("W942", text, _UNITS)
+    for tier in TIERS:
+        reduced = fitted.get(f"collective.{tier}")
+        for field in TRANSFERS:
+            link = fitted.get(f"{field}.{tier}")
+            if not isinstance(link, AlphaBeta):
+                continue
+            if 1 / link.beta > hardware.memory_bandwidth:
+                text = (
+                    f"`{field}.{tier}` carries {1 / link.beta:.3g} bytes/s, and memory only "
+                    f"{hardware.memory_bandwidth:.3g}"
+                )
+                yield warning("W942", text, _UNITS)
+            if field not in ("all_gather", "reduce_scatter") or not isinstance(reduced, AlphaBeta):
+                continue
+            if not 1 / _ALIKE <= link.beta / reduced.beta <= _ALIKE:
+                text = (
+                    f"`{field}.{tier}` carries {1 / link.beta:.3g} bytes/s and `collective.{tier}` "
+                    f"{1 / reduced.beta:.3g} over the same links"
+                )
+                help = "bytes are those of the gathered buffer, or of the one that is scattered, in bytes"
+                yield warning("W942", text, help)
+
+
+def disturbances(samples: Samples, hardware: Hardware) -> Iterator[Diagnostic]:
+    """W942 for processes that are smaller than what they hold, and norms that memory cannot feed; W944 where
+    repetitions differ too much, or are too few to tell."""
+    small = [o for o in samples.operators if o.process_bytes is not None and o.process_bytes < o.tensor_bytes]
+    if small:
+        text = (
+            f"{len(small)} of {len(samples.operators)} operators occupied less memory than their tensors: "
+            f"{small[0].process_bytes} bytes, of which {small[0].tensor_bytes} in tensors"
+        )
+        yield warning("W942", text, _UNITS)
+    for rest in samples.layers[:1] if samples.copies else ():
+        moved = BETWEEN * rest.width * rest.hidden * rest.sequences * rest.tokens
+        rate = moved / typical(rest.seconds)
+        least = _UNFUSED if samples.environment.accelerator is None else 10 * _UNFUSED
+        if not 1 / least <= rate / hardware.memory_bandwidth <= _UNFUSED:
+            text = (
+                f"norms and sums of a layer move {rate:.3g} bytes/s, and copies "
+                f"{hardware.memory_bandwidth:.3g}"
+            )
+            yield warning("W942", text, _UNITS)
+    for kind in ("products", "copies", "layers", "transfers", "operators"):
+        found = getattr(samples, kind)
+        if not found:
+            continue
+        spread = float(np.median([_spread(s.seconds) for s in found]))
+        if spread > _UNSTEADY:
+            text = f"half of the {len(found)} {kind} spread by more than {percent(spread)} of their median"
+            yield warning("W944", text, "stop what else runs on the machine, and measure again")
+        repetitions = int(np.median([len(s.seconds) for s in found]))
+        if repetitions < _FEWEST:
+            text = f"half of the {len(found)} {kind} have {repetitions} repetitions or fewer"
+            yield warning("W944", text, f"{_FEWEST} or more tell a disturbance from the machine")
 
 
 def _spread(seconds: Sequence[float]) -> float:

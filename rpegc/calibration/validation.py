@@ -91,8 +91,8 @@ def chosen_aims(given: Sequence[str]) -> dict[str, float]:
 def outcomes(samples: Sequence[OperatorSample], hardware: Hardware) -> list[Outcome]:
     """All samples with their predictions.
 
-    Raises DiagnosticError E951 without operators, or with one that occupied no memory; E952 if parameters
-    of `hardware` were fitted to operators of a model among them.
+    Raises DiagnosticError E951 without operators; E952 if parameters of `hardware` were fitted to operators
+    of a model among them.
     """
     if not samples:
         raise DiagnosticError(
@@ -110,10 +110,7 @@ def outcomes(samples: Sequence[OperatorSample], hardware: Hardware) -> list[Outc
         message = f"{told}: the hardware file was calibrated with operators of the same model"
         raise DiagnosticError([error("E952", message, help=help)])
     found = []
-    for i, sample in enumerate(samples):
-        if sample.tensor_bytes <= 0:
-            said = f"operators[{i}] has tensor_bytes = {sample.tensor_bytes}"
-            raise DiagnosticError([error("E951", said, help="a positive number of bytes")])
+    for sample in samples:
         p = predict(sample.case, hardware)
         measured: dict[Quantity, float] = {"time": typical(sample.seconds), "memory": sample.tensor_bytes}
         found.append(Outcome(sample.case, measured, {"time": p.seconds, "memory": p.nbytes}))

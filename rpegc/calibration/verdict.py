@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calib.hardware import hardware_names
+from calib.hardware import hardware_names, load_hardware
 from calib.statistics import agreement
 from ir_schema.hardware import Hardware
 from ir_schema.samples import Environment, Samples
+from rpegc.calibration.draft import replace
 from rpegc.calibration.machine import Calibrated
 from rpegc.calibration.parts import Curve
 
@@ -20,9 +21,22 @@ def default_base(environment: Environment) -> str:
     it, the longest one; without a GPU, of processors."""
     if environment.accelerator is None:
         return "cpu-2core"
-    said = environment.accelerator.lower()
-    named = [n for n in hardware_names() if n.split("-")[0] in said and not n.startswith("cpu")]
-    return max(named, key=len, default="h100")
+    return max(_named(environment), key=len, default="h100")
+
+
+def lent(environment: Environment) -> Hardware:
+    """That file. Of another GPU than the one that was measured, its data sheet is no limit."""
+    hardware = load_hardware(default_base(environment))
+    if environment.accelerator is None or _named(environment):
+        return hardware
+    assert hardware.provenance is not None
+    return replace(hardware, provenance=replace(hardware.provenance, limits={}))
+
+
+def _named(environment: Environment) -> list[str]:
+    """Shipped files of GPUs whose name the accelerator's has in it."""
+    said = (environment.accelerator or "").lower()
+    return [n for n in hardware_names() if n.split("-")[0] in said and not n.startswith("cpu")]
 
 
 def verdict(samples: Samples, base: Hardware, result: Calibrated) -> str:
@@ -41,7 +55,7 @@ def verdict(samples: Samples, base: Hardware, result: Calibrated) -> str:
     called = base.provenance.name if base.provenance else "the base"
     if result.untouched:
         lines.append(f"not measured, taken from {called}: {', '.join(result.untouched)}")
-    lines.append("verdict: " + _judgement(error, len(result.findings)))
+    lines.append("verdict: " + _judgement(error, len(result.findings), alone=not samples.transfers))
     return "\n".join(lines)
 
 
@@ -49,7 +63,7 @@ def _both(curves: Sequence[Curve]) -> tuple[list[np.ndarray], list[np.ndarray]]:
     return [c.measured for c in curves], [c.fitted for c in curves]
 
 
-def _judgement(error: float | None, findings: int) -> str:
+def _judgement(error: float | None, findings: int, *, alone: bool) -> str:
     doubts = f"; see the {findings} findings above" if findings else ""
     if error is None:
         return f"not to be planned with: operators could not be fitted{doubts}"
@@ -57,4 +71,4 @@ def _judgement(error: float | None, findings: int) -> str:
         return f"not to be planned with: operators take {100 * error:.0f} % more or less than it says{doubts}"
     if error > _GOOD or findings:
         return f"to be used with care{doubts or ': measure again when the machine is quiet'}"
-    return "good"
+    return "good for one worker; communication was not measured" if alone else "good"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from calib.tables import fit_collectives, fit_messages, read_table
+from calib.tables import fit_collectives, fit_messages, fit_products, mixed, read_table
 from ir_schema.diagnostics import DiagnosticError
 
 GEMM = b"system,m,n,k,latency_ms,source\na,1,2,3,0.1,x\na,2,2,3,0.2,x\nb,1,2,3,0.3,y\n"
@@ -45,12 +45,62 @@ def test_what_a_table_lacks_is_told():
     assert code(b"m,n,k,latency_ms\n1,2,3,0.1\n1,2\n") == (
         "E941", "row 2 of `t.csv` has fewer values than the header names",
     )  # fmt: skip
+    assert code(b"m,n,k,latency_ms\n1,2,3,0,5\n") == (
+        "E941", "row 1 of `t.csv` has more values than the header names",
+    )  # fmt: skip
     untimed = read_table(b"op,n_gpus,bytes\nall_reduce,2,8\n", "t.csv", {})
-    with pytest.raises(DiagnosticError, match="E941"):
+    with pytest.raises(ValueError, match="neither column `latency_us` nor `time_us`"):
         fit_collectives(untimed)
     alone = read_table(b"op,n_gpus,bytes,time_us\nall_reduce,1,8,5\n", "t.csv", {})
     with pytest.raises(ValueError, match="a collective among 1 GPUs"):
         fit_collectives(alone)
+
+
+def test_tables_as_spreadsheets_write_them():
+    table = read_table(b"\xef\xbb\xbfm, n ,k,latency_ms\r\n\r\n1,2,3,0.1\r\n", "t.csv", {"m": ("1",)})
+    assert table.kind == "products"
+    assert table.numbers("n") == [2.0]
+    for data, help in (
+        (b"m;n;k;latency_ms\n1;2;3;0,5\n", "separated by commas"),
+        (b"m,n,k,latency_us\n1,2,3,5\n", "to be a table of products it lacks latency_ms"),
+        (b"m,n,k,latency_ms,m\n1,2,3,5,1\n", "keep one"),
+    ):
+        with pytest.raises(DiagnosticError) as caught:
+            read_table(data, "t.csv", {})
+        (found,) = caught.value.diagnostics
+        assert found.code == "E940"
+        assert help in found.help
+
+
+def test_what_counts_as_nothing_is_an_error():
+    with pytest.raises(ValueError, match=r"`op` says allreduce, alltoall, and none of all_reduce"):
+        fit_collectives(read_table(b"op,n_gpus,bytes\nallreduce,2,8\nalltoall,2,8\n", "t", {}))
+    with pytest.raises(DiagnosticError, match="n_nodes = 'two'"):
+        fit_collectives(read_table(b"op,n_gpus,n_nodes,bytes\nall_reduce,2,two,8\n", "t", {}))
+    for pair, size in (("CPU-to-CPU intra-node", 4096), ("GPU-to-GPU intra-node", 8), ("D2D", 4096)):
+        with pytest.raises(ValueError, match="what counts begins with GPU"):
+            fit_messages(read_table(f"pair,bytes,bw_GBps\n{pair},{size},1\n".encode(), "t", {}))
+    with pytest.raises(DiagnosticError, match="bytes = '1 KiB'"):
+        fit_messages(read_table(b"pair,bytes,bw_GBps\nGPU-to-GPU intra-node,1 KiB,1\n", "t", {}))
+
+
+def test_elements_are_as_wide_as_a_table_says():
+    seconds, one = 2e-6, "m,n,k,latency_ms,gemm_dtype\n"
+    for dtype, width in (("float32", 4), ("bfloat16", 2), ("half", 2), ("", 2), ("fp8_e4m3", 1)):
+        # Nothing but traffic at 1 TB/s.
+        rows = [(n, k) for n in (64, 256, 1024) for k in (512, 4096)]
+        data = one + "".join(
+            f"1,{n},{k},{1e3 * (seconds + width * (n + n * k + k) / 1e12)},{dtype}\n" for n, k in rows
+        )
+        found = fit_products(read_table(data.encode(), "t.csv", {}))
+        assert found.values["memory_bandwidth"] == pytest.approx(1e12, rel=0.02), dtype
+    with pytest.raises(DiagnosticError, match="gemm_dtype = 'posit'"):
+        fit_products(read_table(f"{one}1,2,3,4,posit\n".encode(), "t.csv", {}))
+
+
+def test_rows_of_several_machines_are_seen():
+    assert dict(mixed(read_table(GEMM, "t.csv", {}))) == {"system": ["a", "b"]}
+    assert not dict(mixed(read_table(GEMM, "t.csv", {"system": ("a",)})))
 
 
 def test_rows_between_nodes_are_another_tier():

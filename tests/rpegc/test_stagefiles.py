@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rpegc.failure import UsageFailure
-from rpegc.stagefiles import read_bytes, write_bytes
+from rpegc.stagefiles import check_writable, read_bytes, write_bytes
 
 
 def test_writing_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -30,6 +30,14 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         write_bytes(str(target), b"new")
     assert target.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_what_cannot_be_written_is_known_before(tmp_path: Path) -> None:
+    for name, why in (("", "is a directory"), ("no/a.json", "there is no directory")):
+        with pytest.raises(UsageFailure, match=why):
+            check_writable(str(tmp_path / name))
+    check_writable(str(tmp_path / "a.json"))
+    check_writable(os.devnull)
 
 
 def test_permissions_follow_the_umask_and_are_kept(tmp_path: Path) -> None:
