@@ -164,13 +164,13 @@ def _faults(changes: list[Change]) -> Iterable[Diagnostic]:
         names = ", ".join(f"`{c.parameter}`" for c in changes)
         help = "the measurements contradict each other or the formula: look at them, or measure again"
         yield warning("W940", f"the fit of {names} is {off}", help)
-    names, more = [], []
+    untold, more = [], []
     for c in changes:
         for part in c.untold:
-            names.append(f"`{part}`" if part == c.parameter else f"{part} of `{c.parameter}`")
+            untold.append(f"`{part}`" if part == c.parameter else f"{part} of `{c.parameter}`")
             more.append(_MORE.get(part, "operators of other sizes"))
-    if names:
-        text = f"the {first.n} measurements do not tell {', '.join(names)}: other values fit as well"
+    if untold:
+        text = f"the {first.n} measurements do not tell {', '.join(untold)}: other values fit as well"
         yield warning("W945", text, f"also measure {'; '.join(dict.fromkeys(more))}")
 
 
