@@ -30,7 +30,7 @@ def run_command(
     strict: bool,
 ) -> int:  # fmt: skip
     """Measure this machine with the runtime and write its hardware file; on two processor cores it takes
-    eight minutes. Under Slurm or torchrun it measures with the workers that these start.
+    ten minutes. Under Slurm or torchrun it measures with the workers that these start.
 
     Standard error gets every parameter with the mean relative error of its fit, findings, and a verdict. Exit
     code 1: the machine cannot be measured, the samples cannot be used, or with --strict a finding.

@@ -32,7 +32,7 @@ def validate_command(
     measures of them here: time, and peak memory of live tensors.
 
     Operators are roles, layouts, batches and lengths of a few models, none of which the file was calibrated
-    with; on two processor cores they take ten minutes. Under Slurm or torchrun they run on its workers.
+    with; on two processor cores they take twenty minutes. Under Slurm or torchrun they run on its workers.
 
     Aims by default: operators=60, time.mape=0.15, time.spearman=0.99, time.ordered=0.95, memory.mape=0.10
     (memory.spearman and memory.ordered have none). Exit code 1: faulty input, or with --strict a missed aim.
