@@ -314,7 +314,8 @@ def test_a_process_that_dies_costs_its_points_only() -> None:
     points = dict(compiled(found, pipeline, 2))
     assert sorted(points) == [0, 1, 2]
     assert [d.code for d in points[0].diagnostics] == ["E990"]
-    assert points[2].figures is not None
+    # One other point at most is compiled beside it when it dies.
+    assert [points[1].figures, points[2].figures].count(None) <= 1
 
 
 # the Pareto front
