@@ -58,6 +58,8 @@ def bench_command() -> None:
 def machine_command(operators: Path | None, quiet: bool, **options: Any) -> None:
     """Measure matrix products, copies, communications at every tier, memory and a few operators: all that a
     hardware file is fitted to."""
+    if operators == options["output"]:
+        raise click.UsageError("--operators and --output are one file")
     settings = _settings(**options)
     from rpeg_rt.bench.run import measure_machine
 

@@ -113,17 +113,16 @@ def _measure(
         replace(sample, seconds=tuple(chain.from_iterable(map(slowest, parts))))
         for (_, _, sample), parts in zip(shapes, results[: len(shapes)], strict=True)
     ]
-    operators = iter(list(map(_operator_sample, listed, results[len(shapes) :], held)))
+    measured[settings.output] = replace(
+        measured[settings.output],
+        products=tuple(s for s in found if isinstance(s, ProductSample)),
+        copies=tuple(s for s in found if isinstance(s, CopySample)),
+        layers=tuple(s for s in found if isinstance(s, LayerSample)),
+        transfers=tuple(s for s in found if isinstance(s, TransferSample)),
+    )
+    operators = map(_operator_sample, listed, results[len(shapes) :], held)
     for file, part in cases.items():
         samples = replace(measured[file], operators=tuple(islice(operators, len(part))))
-        if kernels and file == settings.output:
-            samples = replace(
-                samples,
-                products=tuple(s for s in found if isinstance(s, ProductSample)),
-                copies=tuple(s for s in found if isinstance(s, CopySample)),
-                layers=tuple(s for s in found if isinstance(s, LayerSample)),
-                transfers=tuple(s for s in found if isinstance(s, TransferSample)),
-            )
         write_atomically(file, encode_samples(samples))
 
 

@@ -59,6 +59,9 @@ def run_command(
     def work() -> int:
         if samples is not None and (bench or keep_samples or operators):
             raise usage_error("E932", "`--samples` measures nothing, so nothing says how to measure")
+        written = [Path(name) for name in (output, keep_samples, operators) if name is not None]
+        if len(set(written)) < len(written):
+            raise usage_error("E932", "two of `--output`, `--keep-samples` and `--operators` are one file")
         given = None if onto is None else load_hardware(onto)
         check_writable(output)
         if plots is not None:

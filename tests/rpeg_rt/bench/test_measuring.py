@@ -219,6 +219,8 @@ def test_mistakes_are_told_before_anything_starts(
     def told(*arguments: str) -> tuple[int, str]:
         return main(["bench", *arguments]), capfd.readouterr().err
 
+    code, text = told("machine", "-o", out, "--operators", out)
+    assert (code, "are one file" in text) == (2, True), text
     code, text = told("operators", str(tmp_path / "none.json"), "-o", out)
     assert (code, "cannot read the grid" in text) == (2, True), text
     code, text = told("machine", "-o", str(tmp_path / "nowhere" / "samples.json"))

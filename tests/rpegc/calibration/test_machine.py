@@ -103,9 +103,12 @@ def test_samples_make_a_file_with_plots_and_a_verdict(
 def test_options_that_do_not_go_together_are_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for extra in (["--quick"], ["--keep-samples", "x.json"]):
+    for extra in (["--quick"], ["--keep-samples", "x.json"], ["--operators", "x.json"]):
         assert run(["run", "--samples", "samples.json", "-o", str(tmp_path / "mine.json"), *extra]) == 2
         assert "E932" in capfd.readouterr().err
+    for name in ("--keep-samples", "--operators"):
+        assert run(["run", "-o", str(tmp_path / "one.json"), name, str(tmp_path / "one.json")]) == 2
+        assert "are one file" in capfd.readouterr().err
     assert run(["run"]) == 2
 
 
@@ -120,14 +123,16 @@ def test_what_lends_the_rest_follows_from_the_gpu(accelerator: str | None, base:
 
 @pytest.mark.slow
 def test_a_real_machine_is_measured(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    output, kept = tmp_path / "mine.json", tmp_path / "samples.json"
-    arguments = ["--quick", "--workers", "2", "-o", str(output), "--keep-samples", str(kept)]
+    output, kept, operators = (str(tmp_path / f"{name}.json") for name in ("mine", "samples", "operators"))
+    arguments = ["--quick", "--workers", "2", "-o", output, "--keep-samples", kept, "--operators", operators]
     assert run(["run", *arguments]) == 0
     assert "verdict:" in capfd.readouterr().err
-    h = load_hardware(str(output))
+    h = load_hardware(output)
     assert h.dispatch is not None
     assert h.node_processors > 0
     assert 0 < h.runtime_reserve < 0.9
-    assert run(["run", "--samples", str(kept), "-o", str(tmp_path / "again.json"), "-q"]) == 0
+    assert run(["run", "--samples", kept, "-o", str(tmp_path / "again.json"), "-q"]) == 0
     again = load_hardware(str(tmp_path / "again.json"))
     assert replace(again, provenance=None) == replace(h, provenance=None)
+    # Their models calibrated nothing, so both can be compared.
+    assert run(["validate", output, "--samples", operators, "--json"]) == 0
